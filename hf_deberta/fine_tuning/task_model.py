@@ -6,11 +6,10 @@ Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes
 >>> model = load_model(args, HfDebertaForSequenceClassification, num_labels=3)
 """
 
-import logging as python_logging
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
@@ -29,7 +28,6 @@ from hf_deberta.training.errors import InputError, input_errors
 
 DEBERTA_TYPES = {"deberta", "deberta-v2", "hf_deberta"}
 CLASSIFIER_NAMES = ("classifier", "score")
-HEAD_NAMES = (*CLASSIFIER_NAMES, "pooler", "qa_outputs", "cls", "lm_head", "lm_predictions", "mask_predictions")
 
 logger = logging.get_logger(__name__)
 
@@ -95,11 +93,8 @@ def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | N
 
 def read_config(name: str, args: Namespace | ModelArguments) -> dict[str, Any]:
     """The fields of a config.json, in a folder or on the Hub."""
-    with input_errors(name, OSError, ValueError):
-        try:
-            fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
-        except RecursionError as error:
-            raise InputError(f"the config.json of {name} is nested too deeply") from error
+    with input_errors(name, OSError, ValueError, RecursionError):
+        fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
     if not fields:
         raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
     if not isinstance(fields, dict):
@@ -120,12 +115,21 @@ def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerB
 
 
 def load_config(args: ModelArguments, auto_class: Any = None, **config_fields: Any) -> PretrainedConfig:
-    """Return the configuration of the model, which `load_model` loads; of a DeBERTa, with these fields."""
+    """Return the configuration of the model, which `load_model` loads, with these fields.
+
+    For a checkpoint that is not a DeBERTa, heads and flags that only DeBERTas have are refused.
+    """
     config = load_deberta_config(args)
     with input_errors(args.checkpoint, OSError, ValueError, StrictDataclassError):
+        if config is None and auto_class is None:
+            raise InputError(f"{args.checkpoint} is not a DeBERTa, and Transformers has no such head for others")
+        if config is None and args.config_name is not None:
+            raise InputError(
+                f"--config_name {args.config_name} requires that this configuration and {args.checkpoint} are "
+                "DeBERTas: leave it out"
+            )
         if config is None:
-            require_auto_class(args, auto_class)
-            return AutoConfig.from_pretrained(args.checkpoint, **args.load_options())
+            return AutoConfig.from_pretrained(args.checkpoint, **args.load_options(), **config_fields)
         if args.cls_dropout is not None:
             config_fields["cls_dropout"] = args.cls_dropout
         for name, value in config_fields.items():
@@ -151,22 +155,15 @@ def load_model(
     is_deberta = isinstance(config, HfDebertaConfig)
     if args.cls_dropout is not None and not is_deberta:
         logger.warning(f"--cls_dropout is ignored: {args.checkpoint} is not a DeBERTa")
-    attention_errors = (ValueError, ImportError) if args.attn_implementation else ()
-    with input_errors(args.checkpoint, OSError, StrictDataclassError, *attention_errors), load_report() as report:
-        options = args.load_options() | {"dtype": torch.float32, "ignore_mismatched_sizes": True}
-        if args.attn_implementation is not None:
-            options["attn_implementation"] = args.attn_implementation
-        if is_deberta:
-            options.pop("trust_remote_code")
-        options |= {"config": config} if is_deberta else config_fields
-        model_class: Any = deberta_class if is_deberta else auto_class
+    model_class: Any = deberta_class if is_deberta else auto_class
+    options = args.load_options() | {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+    attention_errors: tuple[type[Exception], ...] = ()
+    if args.attn_implementation is not None:
+        options["attn_implementation"], attention_errors = args.attn_implementation, (ValueError, ImportError)
+    with input_errors(args.checkpoint, OSError, StrictDataclassError, *attention_errors):
         model, info = model_class.from_pretrained(args.checkpoint, **options, output_loading_info=True)
-        missing, mismatched = info["missing_keys"], {name for name, *_ in info["mismatched_keys"]}
-        others = [name for name in mismatched if name.partition(".")[0] not in CLASSIFIER_NAMES]
-        in_encoder = any(name.startswith(f"{model.base_model_prefix}.") for name in missing)
-        of_heads = all(name.partition(".")[0] in HEAD_NAMES for name in info["unexpected_keys"])
-        if of_heads and not others and not in_encoder:
-            report.clear()
+    missing, mismatched = info["missing_keys"], {name for name, *_ in info["mismatched_keys"]}
+    others = [name for name in mismatched if name.partition(".")[0] not in CLASSIFIER_NAMES]
     if do_train:
         model.config.fine_tuning_flags = args.reading_flags  # instead of those of an earlier training
     if others and args.intermediate is None and not args.ignore_mismatched_sizes:
@@ -182,40 +179,7 @@ def load_model(
             f"{args.checkpoint} has no weights for {shorten(', '.join(sorted(new)), 300)}, and without --do_train "
             "they would stay random: give a checkpoint fine-tuned on the task, or add --do_train"
         )
-    if missing and not in_encoder:
-        logger.info(f"New, from random numbers: {', '.join(sorted({name.rpartition('.')[0] for name in missing}))}.")
     return model
-
-
-@contextmanager
-def load_report() -> Iterator[list[python_logging.LogRecord]]:
-    """Hold back the table that `from_pretrained` logs, in a list; what is left there in the end is logged."""
-    source = python_logging.getLogger("transformers.modeling_utils")
-    held: list[python_logging.LogRecord] = []
-
-    def hold(record: python_logging.LogRecord) -> bool:
-        is_report = "LOAD REPORT" in record.getMessage()
-        held.extend([record] * is_report)
-        return not is_report
-
-    source.addFilter(hold)
-    try:
-        yield held
-    finally:
-        source.removeFilter(hold)
-        for record in held:
-            source.handle(record)
-
-
-def require_auto_class(args: ModelArguments, auto_class: Any) -> None:
-    """Refuse, for a checkpoint that is not a DeBERTa, heads and flags that only DeBERTas have."""
-    if auto_class is None:
-        raise InputError(f"{args.checkpoint} is not a DeBERTa, and Transformers has no such head for others")
-    if args.config_name is not None:
-        raise InputError(
-            f"--config_name {args.config_name} requires that this configuration and {args.checkpoint} are DeBERTas: "
-            "leave it out"
-        )
 
 
 def replace_classifier(

@@ -149,7 +149,7 @@ def test_dropout_before_the_classifier(checkpoints, caplog):
 @pytest.mark.parametrize("ignore_mismatched_sizes", [False, True])
 @pytest.mark.parametrize("field", ["model_name_or_path", "intermediate"])
 def test_a_head_with_other_labels_is_replaced(checkpoints, notices, fields, message, field, ignore_mismatched_sizes):
-    """One line says so, instead of the table of Transformers. Without training it is an error, or a warning."""
+    """One line says so. Without training it is an error, or a warning."""
     tuned = str(checkpoints / "tuned")
     before = load_model(ModelArguments(tuned), *CLASSES, do_train=False, **label_fields(["x", "y"])).state_dict()
     args = ModelArguments(**{field: tuned}, ignore_mismatched_sizes=ignore_mismatched_sizes)
@@ -178,26 +178,6 @@ def test_a_head_for_choices_has_no_labels(checkpoints, notices):
     tuned = checkpoints / "tuned"
     load_model(ModelArguments(intermediate=str(tuned)), HfDebertaForMultipleChoice, AutoModelForMultipleChoice)
     assert notices.text.endswith(f"The head of {tuned} (x, y) is replaced by a new one of another size.\n")
-
-
-def test_a_new_head_is_named_in_one_line(checkpoints, notices):
-    """Instead of the table of Transformers, which is kept for other weights."""
-    config = load_model(ModelArguments(str(checkpoints / "base")), *CLASSES, num_labels=2).config
-    names = "classifier, pooler.dense" if isinstance(config, HfDebertaConfig) else "classifier"
-    assert notices.messages == [f"New, from random numbers: {names}."]
-    weights = load_file(checkpoints / "base" / "model.safetensors")
-    notices.clear()
-    save_file(weights | {"spare.weight": torch.ones(1)}, checkpoints / "base" / "model.safetensors", {"format": "pt"})
-    load_model(ModelArguments(str(checkpoints / "base")), *CLASSES, num_labels=2)
-    assert "LOAD REPORT" in notices.text and "spare.weight" in notices.text
-    weights.pop(next(name for name in weights if "layer.0" in name))
-    notices.clear()
-    save_file(weights, checkpoints / "base" / "model.safetensors", {"format": "pt"})
-    load_model(ModelArguments(str(checkpoints / "base")), *CLASSES, num_labels=2)
-    assert "LOAD REPORT" in notices.text and "New, from" not in notices.text
-    notices.clear()
-    logging.getLogger("transformers.modeling_utils").warning("another LOAD REPORT")
-    assert notices.messages == ["another LOAD REPORT"]
 
 
 @pytest.fixture
