@@ -71,8 +71,7 @@ def read_rows(task: Task) -> None:
             break
         except RowError as error:
             splits = leave_out_bad_rows(splits, error, task.data_args.skip_bad_rows)
-    hashed = task.rows if task.hashes_read_rows else splits
-    task.args.row_hashes = hash_rows(hashed, *task.label_columns)
+    task.args.row_hashes = hash_rows({split: task.input_rows(split) for split in task.rows}, *task.label_columns)
     task.args.set_best_metric(task.metric_names)
 
 

@@ -102,7 +102,6 @@ class Task:
     read_file: Callable[[str], Dataset] = staticmethod(read_table)
     hub_names: Mapping[str, tuple[str, str | None]] = {}  # dataset and configuration, by --task_name
     label_columns: tuple[str, ...] = ("label",)  # left out of the hash that binds the scores of an ensemble to rows
-    hashes_read_rows = False  # that hash is of what `read` returns, not of the rows in the files
     model_class: Any = HfDebertaForSequenceClassification
     auto_class: Any = AutoModelForSequenceClassification  # for other models than DeBERTa; None if there is none
     collator_class: Any = DataCollatorWithPadding

@@ -673,7 +673,6 @@ class SuperGlue(Task):
     arguments = SuperGlueArguments
     hub_names = {name: (HUB_NAME, name) for name in TASKS}
     label_columns = ("answers", "label")
-    hashes_read_rows = True
     default_length = 256
 
     def __init__(self, model_args: ModelArguments, data_args: SuperGlueArguments, args: FineTuningArguments) -> None:
