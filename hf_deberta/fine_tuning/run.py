@@ -28,7 +28,6 @@ from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
 from hf_deberta.training.data_files import leave_out, left_out_rows
 from hf_deberta.training.errors import InputError, RowError
 from hf_deberta.training.json_files import atomic_write, write_json
-from hf_deberta.training.run_identity import compare_with_recorded_run
 from hf_deberta.training.run_lock import lock_folder
 from hf_deberta.training.script import run_script
 
@@ -53,7 +52,9 @@ def run_task(task_class: type[Task]) -> None:
             folder, runs = args.output_folder, {name: Path(name) for name in args.ensemble}
         if runs and args.should_save and (args.do_eval or args.do_predict):
             write_ensemble(folder, runs, task)
-        destroy_process_group()
+        gc.collect()  # what uses the process group is freed before the group ends
+        PartialState().wait_for_everyone()
+        PartialState().destroy_process_group()
 
     classes = (task_class.model_arguments, task_class.arguments, SiftArguments, FineTuningArguments)
     choose = partial(choose_flags, recipe_task=task_class.recipe_name, demo=task_class.demo)
@@ -121,17 +122,7 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
         for split in prediction_splits(task):
             trainer.predict_split(split)
     trainer.write_card_and_push()
-    if args.should_save:
-        list_results(args.output_folder)
     return metrics
-
-
-def list_results(folder: Path) -> None:
-    files = [path for path in sorted(folder.glob("[!_]*")) if path.is_file() and path.suffix != ".py"]
-    others = {"*.py": "the model's source files (*.py)", "checkpoint-*": "checkpoints"}
-    also = " and ".join(text for pattern, text in others.items() if any(folder.glob(pattern)))
-    names = ", ".join(path.name for path in files)
-    logger.info(f"Results in {folder}: {names}{f'; also {also}' if also else ''}")
 
 
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -150,7 +141,6 @@ def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], di
     Finished seeds are skipped. The best model is copied to --output_dir, next to `seeds.json`.
     """
     if args.num_seeds == 1:
-        check_recorded_flags(args)
         run(args)
         return {}
     metrics, folders = {}, {}
@@ -159,29 +149,11 @@ def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], di
         folders[f"seed-{seed}"] = args.output_folder / f"seed-{seed}"
         seed_args.seed, seed_args.output_dir = seed, str(folders[f"seed-{seed}"])
         with lock_folder(seed_args.output_folder):
-            check_recorded_flags(seed_args)
             metrics[seed] = run(seed_args)
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
     return folders
-
-
-def check_recorded_flags(args: FineTuningArguments) -> None:
-    """Before a model is loaded: refuse other flags than those of the run in `output_dir`.
-
-    `RunTrainer.train_or_resume` compares the training rows and the starting weights too.
-    """
-    if args.do_train:
-        compare_with_recorded_run(args, {**args.identifying_flags, "seed": args.seed})
-
-
-def destroy_process_group() -> None:
-    """End distributed training cleanly, after everything that uses the process group is freed."""
-    gc.collect()
-    state = PartialState()
-    state.wait_for_everyone()
-    state.destroy_process_group()
 
 
 def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:

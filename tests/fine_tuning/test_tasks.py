@@ -23,7 +23,7 @@ from fine_tuning_models import (
 
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.fine_tuning import run, tasks
-from hf_deberta.fine_tuning.run import list_results, run_task
+from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import glue, superglue
@@ -91,21 +91,6 @@ def test_inputs_are_not_pushed_to_the_hub(tmp_path):
         (1, "A"),
     ]
     assert all("secret" not in path.read_text() for path in tmp_path.iterdir())
-
-
-def test_results_are_those_that_are_there(tmp_path, caplog):
-    caplog.set_level("INFO", logger="hf_deberta")
-    (tmp_path / "run.json").touch()
-    list_results(tmp_path)
-    (tmp_path / "checkpoint-2").mkdir()
-    list_results(tmp_path)
-    (tmp_path / "modeling_x.py").touch()
-    list_results(tmp_path)
-    assert [message.partition("run.json")[2] for message in caplog.messages] == [
-        "",
-        "; also checkpoints",
-        "; also the model's source files (*.py) and checkpoints",
-    ]
 
 
 @pytest.mark.slow

@@ -180,20 +180,6 @@ def test_a_damaged_finished_run_is_finished_again(tmp_path, caplog, name, epochs
         run()
 
 
-def test_recorded_flags_are_compared_before_a_model_is_loaded(tmp_path, caplog):
-
-    def flags(optim: str) -> FineTuningArguments:
-        args = arguments(tmp_path)
-        args.identifying_flags = {"optim": optim}
-        return args
-
-    for _ in range(2):
-        run_seeds(flags("adamw"), lambda args: make_trainer(args).train_and_evaluate())
-    assert caplog.text.count(f"{tmp_path} holds this run, and it is finished") == 1
-    with pytest.raises(InputError, match="optim adamw, now sgd"):
-        run_seeds(flags("sgd"), lambda args: pytest.fail("the run begins"))
-
-
 def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path):
     """Its own settings and metrics, not those of an earlier run; a card that is complete is not written again."""
     card = tmp_path / "README.md"
