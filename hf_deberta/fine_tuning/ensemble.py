@@ -18,9 +18,10 @@ best, has the score 0 there. `python run_x.py --num_seeds 5 ...` writes an ensem
 
 import json
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
-import numpy as np
+from pandas import DataFrame
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.task import Scores, Task, is_validation, prediction_splits
@@ -52,19 +53,9 @@ def write_ensemble(folder: Path, runs: dict[str, Path], task: Task) -> None:
             task.write_predictions(folder, split, task.from_scores(split, averaged))
     write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
     for split, metrics in results.items():
-        print(f"\nThe ensemble of {len(runs)} runs, {split}", metrics_table(metrics), sep="\n")
+        table = DataFrame(metrics).T.to_string(float_format="%.4f")
+        print(f"\nThe ensemble of {len(runs)} runs, {split}", table, sep="\n")
     logger.info(f"Predictions of the ensemble of {', '.join(runs)} are in {folder}")
-
-
-def metrics_table(by_run: dict[str, dict[str, float]]) -> str:
-    """Lines with the metrics of each run."""
-    names = [*by_run["ensemble"]]
-    width = max(map(len, by_run))
-    lines = ["  ".join([" " * width, *names])]
-    for run, metrics in by_run.items():
-        values = (f"{metrics[name]:{max(len(name), 6)}.4f}" for name in names)
-        lines.append("  ".join([run.ljust(width), *values]))
-    return "\n".join(lines)
 
 
 def average_scores(members: Sequence[Scores]) -> Scores:
@@ -93,14 +84,10 @@ def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = Non
     try:
         header, *scores = [json.loads(line, parse_int=float) for line in read_lines(file)]
         found = header["rows"]
-    except (ValueError, KeyError, TypeError, RecursionError) as reason:
+        if not all(isfinite(score) for row in scores for score in row.values()):
+            raise ValueError("a score is not a finite number")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         raise InputError(f"{file} is damaged: {reason}; evaluate and predict that run again") from None
-    for row in scores:
-        if not isinstance(row, dict) or not all(isinstance(x, float) and np.isfinite(x) for x in row.values()):
-            raise InputError(
-                f"each line of {file} must be an object of finite numbers by name, not {json.dumps(row)[:80]}; "
-                "evaluate and predict that run again"
-            )
     if len(scores) != rows or found != rows_hash:
         others = " others, or the same in another order" if len(scores) == rows else ""
         raise InputError(

@@ -15,6 +15,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
+from pandas import DataFrame
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
@@ -158,7 +159,7 @@ def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], di
 
 def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
     """Print the statistics over seeds, write seeds.json, and copy the files of the best model to `folder`."""
-    frame: Any = Dataset.from_list(list(metrics.values())).to_pandas()
+    frame = DataFrame.from_dict(metrics, orient="index")
     summary = frame.filter(regex="^eval_(?!.*({}))".format("|".join(TIMINGS))).agg(
         ["median", "mean", "std", "min", "max"]
     )

@@ -80,12 +80,9 @@ def test_scores_that_do_not_fit(tmp_path):
     (tmp_path / "scores_test.jsonl").write_text('{"rows": null}\n{"yes": 0.')
     with pytest.raises(InputError, match=r"scores_test.jsonl is damaged: .*; evaluate and predict"):
         read_scores(tmp_path, "test", 2)
-    (tmp_path / "scores_test.jsonl").write_text('{"rows": null}\n[1]\n')
-    with pytest.raises(InputError, match="each line of .* must be an object"):
-        read_scores(tmp_path, "test", 1)
-    for score in ("NaN", "1e999", "1" + "0" * 400, '"3"', "null", "true", "[1]"):
-        (tmp_path / "scores_test.jsonl").write_text(f'{{"rows": null}}\n{{"yes": 0.5, "no": {score}}}\n')
-        with pytest.raises(InputError, match="must be an object of finite numbers by name, not .*; evaluate and"):
+    for line in ("[1]", *(f'{{"a": {score}}}' for score in ("NaN", "1e999", "1" + "0" * 400, '"3"', "null", "[1]"))):
+        (tmp_path / "scores_test.jsonl").write_text(f'{{"rows": null}}\n{line}\n')
+        with pytest.raises(InputError, match="damaged: .*; evaluate and"):
             read_scores(tmp_path, "test", 1)
 
 
