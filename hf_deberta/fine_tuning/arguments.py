@@ -30,13 +30,11 @@ RECIPE_FLAGS = (
     "num_train_epochs", "learning_rate", "per_device_train_batch_size", "warmup_steps", "cls_dropout", "max_seq_length",
     "bf16", "fp16",
 )  # fmt: skip
-# Flags that say what the model reads, and whether it may give no answer, with their types. A trained model keeps them
-# in its config.json.
-READING_FLAGS: dict[str, type] = {
-    "task_name": str, "text_column_names": list, "text_column_name": str, "label_column_name": str,
-    "max_seq_length": int, "max_query_length": int, "doc_stride": int, "version_2_with_negative": bool,
-    "fill_blanks": bool, "document_context": str,
-}  # fmt: skip
+# Flags that say what the model reads, and whether it may give no answer. A trained model keeps them in its config.json.
+READING_FLAGS = (
+    "task_name", "text_column_names", "text_column_name", "label_column_name", "max_seq_length", "max_query_length",
+    "doc_stride", "version_2_with_negative", "fill_blanks", "document_context",
+)  # fmt: skip
 
 # With other values than Trainer's defaults, evaluation has no metrics, or fails after the training.
 EVALUATION_FLAGS = (
@@ -195,15 +193,6 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
     """What the checkpoint read when it was trained, as flags; none if --task_name is another task than then."""
     name = flags.intermediate or flags.model_name_or_path
     trained = read_config(name, flags).get("fine_tuning_flags") or {}
-    if not isinstance(trained, dict):
-        raise InputError(f"fine_tuning_flags must be flags by name in the config.json of {name}, not {trained!r}")
-    for key, kind in READING_FLAGS.items():
-        value = trained.get(key)
-        items = value if isinstance(value, list) else []
-        if value is not None and not (isinstance(value, kind) and all(isinstance(item, str) for item in items)):
-            raise InputError(
-                f"{key} must be of type {kind.__name__} in the fine_tuning_flags of {name}/config.json, not {value!r}"
-            )
     task_name = getattr(flags, "task_name", None)
     if task_name and find_task_name(task_name, [trained.get("task_name") or ""]) is None:
         return {}

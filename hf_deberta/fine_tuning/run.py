@@ -43,8 +43,8 @@ def run_task(task_class: type[Task]) -> None:
     """Fine-tune on a task as the command line says. --help begins with the docstring of the task's file, and HELP."""
 
     def fine_tune(model_args: Any, data_args: Any, sift_args: SiftArguments, args: FineTuningArguments) -> None:
-        reading = READING_FLAGS.keys() & args.identifying_flags.keys()
-        model_args.reading_flags = {name: args.identifying_flags[name] for name in READING_FLAGS if name in reading}
+        identifying = args.identifying_flags.items()
+        model_args.reading_flags = {name: value for name, value in identifying if name in READING_FLAGS}
         task = task_class(model_args, data_args, args)
         read_rows(task)
         if args.ensemble is None:

@@ -172,14 +172,6 @@ def test_a_length_that_was_not_set_in_training(parse, trained, length, caplog):
     assert bool(caplog.text) == bool(trained)
 
 
-@pytest.mark.parametrize(
-    "trained", [{"max_seq_length": "long"}, {"text_column_names": "a"}, {"text_column_names": [1]}, ["a"], 3]
-)
-def test_invalid_flags_of_the_training(parse, trained):
-    with pytest.raises(SystemExit, match=r"fine_tuning_flags .*config\.json"):
-        parse("--do_eval", trained=trained)
-
-
 # Actions and metrics
 
 
