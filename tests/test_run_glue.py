@@ -289,7 +289,7 @@ def test_a_trained_model_knows_its_columns_labels_and_length(data, tmp_path, mod
     run_glue("--model_name_or_path", data / model, "--train_file", train, "--validation_file", train,
              "--label_column_name", "verdict", "--max_seq_length", 6, "--recipe", "none", *RUN, "--learning_rate", 2e-2,
              "--max_steps", 8, "--output_dir", trained)  # fmt: skip
-    assert "not read: key (values without spaces" in caplog.text
+    assert "Text columns: premise, hypothesis." in caplog.text
     new = [{"comment": "of no use", "verdict": row.pop("verdict"), **dict(reversed(row.items()))} for row in rows]
     Dataset.from_list(new).to_csv(tmp_path / "new.csv")
     file = ["--validation_file", tmp_path / "new.csv", "--test_file", tmp_path / "new.csv"]

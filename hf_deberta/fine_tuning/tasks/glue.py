@@ -53,7 +53,7 @@ from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labe
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import csv_text, left_out_rows, place_of_rows, require_columns, source_of
+from hf_deberta.training.data_files import csv_text, place_of_rows, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import shorten
 
@@ -61,6 +61,8 @@ TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
 SENTENCE_COLUMNS, QUESTION_COLUMNS = ("sentence1", "sentence2"), ("question1", "question2")
 NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
+PAIRS = (SENTENCE_COLUMNS, QUESTION_COLUMNS, NLI_COLUMNS, QNLI_COLUMNS)
+IDENTIFIER = re.compile(r"id|idx|guid|.*_id", re.IGNORECASE)  # name of a column
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
 METRICS = CONFIGURATIONS["glue"]
 CLASS_METRICS, REGRESSION_METRICS = METRICS["classification"], METRICS["regression"]
@@ -131,8 +133,8 @@ class GlueArguments(DataArguments):
     )
     text_column_names: list[str] | None = flag(
         None,
-        "One or two text columns. By default those of the checkpoint, if it is not trained; in training, "
-        "sentence1 and sentence2, or the columns of text without identifiers, of which there may be two.",
+        "One or two text columns. By default those of the checkpoint, if it is not trained; in training, a pair with "
+        f"names of GLUE ({'; '.join(map(', '.join, PAIRS))}), or the only column of text.",
     )
     do_regression: bool | None = field(
         default=None,
@@ -204,64 +206,17 @@ def infer_task(
 
 
 def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[str, ...]:
-    """Return the one or two text columns: sentence1 and sentence2, or those that hold text and no identifiers.
-
-    Columns that are not read are logged with the reason. An ambiguous choice is an error.
-    """
-    others = [name for name in rows.column_names if name != label_column]
-    reasons = {name: reason for name in others if (reason := _reason_against_text(rows, name))}
-    texts = [name for name in others if name not in reasons]
-    copies = [name for name in texts if len(texts) > 1 and _repeats_label(rows, name, label_column)]
-    if len(copies) < len(texts):
-        reasons |= dict.fromkeys(copies, "one value for each label")
-        texts = [name for name in texts if name not in copies]
-    if set(SENTENCE_COLUMNS) <= set(texts):
-        texts = list(SENTENCE_COLUMNS)
-    unread = [f"{name} ({reasons.get(name, 'not sentence1 or 2')})" for name in others if name not in texts]
-    ambiguous = None
-    if not texts:
-        ambiguous = f"no column of text besides {label_column}; they have {listed(unread) or 'no other'}"
-    elif len(texts) > 2:
-        ambiguous = f"{len(texts)} columns of text: {listed(texts)}"
-    elif len(texts) == 2 and texts != list(SENTENCE_COLUMNS):
-        words = {name: _single_words(rows[name][:]) or [] for name in texts}
-        distinct = [name for name, values in words.items() if len(set(values)) >= 0.9 * len(values) > 0]
-        if distinct:
-            ambiguous = f"distinct single words in the column {distinct[0]!r}, texts or identifiers, of {listed(texts)}"
-    if ambiguous:
-        raise InputError(f"the {split} rows have {ambiguous}; name the one or two to read with --text_column_names")
-    if unread and not left_out_rows(rows):  # then it has been logged
-        logger.info(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
+    """Return two text columns with names of GLUE, or else the only one; columns of identifiers are not read."""
+    others = [name for name in rows.column_names if name != label_column and not IDENTIFIER.fullmatch(name)]
+    texts = [name for name in others if _is_text(rows.features[name])]
+    if pair := next((pair for pair in PAIRS if set(pair) <= set(texts)), None):
+        return pair
+    if len(texts) != 1:
+        raise InputError(
+            f"the {split} rows have {len(texts)} columns of text ({listed(texts)}), of {listed(rows.column_names)}; "
+            "name the one or two to read with --text_column_names"
+        )
     return tuple(texts)
-
-
-def _reason_against_text(rows: Dataset, column: str) -> str | None:
-    """Return why a column holds no text; None if it may."""
-    feature = rows.features[column]
-    if not _is_text(feature):
-        return f"{getattr(feature, 'dtype', type(feature).__name__)}, not text"
-    if column.lower() in ("id", "idx", "guid") or column.lower().endswith("_id"):
-        return "the name of an identifier"
-    words = _single_words(rows[column][:])
-    if words == []:
-        return "empty"
-    are_codes = words and 2 * sum(any(map(str.isdigit, word)) for word in words) >= len(words)
-    return "values without spaces, most with digits: identifiers" if are_codes else None
-
-
-def _repeats_label(rows: Dataset, column: str, label_column: str) -> bool:
-    """Return whether a column such as label_text holds the label in other words, which teaches a model nothing."""
-    if label_column not in rows.column_names:
-        return False
-    pairs = set(zip(rows[column][:], map(str, rows[label_column][:]), strict=True))
-    values, labels = {value for value, _ in pairs}, {label for _, label in pairs}
-    return 1 < len(pairs) == len(values) == len(labels) <= len(rows) / 2
-
-
-def _single_words(texts: Iterable[str | None]) -> list[str] | None:
-    """Return the texts that are not blank; None if one has several words, or letters of a script without spaces."""
-    words = [text.strip() for text in texts if text is not None and text.strip()]
-    return None if any(len(word.split()) > 1 or not word.isascii() for word in words) else words
 
 
 def _is_text(feature: Any) -> bool:
