@@ -68,9 +68,7 @@ METRICS = CONFIGURATIONS["glue"]
 CLASS_METRICS, REGRESSION_METRICS = METRICS["classification"], METRICS["regression"]
 MULTI_LABEL_METRICS = METRICS["multi_label"]
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
-NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
-MISSING_WORDS = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none", "-", "--")  # in tables of numbers
-NEARLY_ALL = 0.9
+MAX_SHARE_OF_ODD_LABELS = 0.1  # of labels that are no numbers, in a column of numbers
 NAMES_SHOWN = 10  # in messages that list columns or labels
 LABEL_HINT = ": name the column of labels with --label_column_name"
 TEXT_HINT = ": rename columns, or name the text columns of your own rows with --text_column_names"
@@ -335,22 +333,24 @@ def require_no_missing_labels(rows: Dataset, is_missing: list[bool], split: str,
 
 
 def require_names_or_numbers(rows: Dataset, column: str, split: str) -> None:
-    """Refuse a word for a missing value among numbers, and any other among decimals: it would make classes of them."""
+    """Refuse a few other words among numbers, such as "n/a", which would make a class of each number."""
     labels = rows[column][:]
-    odd = {row: label for row, label in enumerate(labels) if not NUMBER.fullmatch(label)}
-    numbers = [label for row, label in enumerate(labels) if row not in odd]
-    decimals = sum(not number.strip().isdecimal() for number in numbers)
-    has_fractions = any(not float(number).is_integer() for number in numbers)
-    nearly_all = len(numbers) >= NEARLY_ALL * (len(labels) - 1)
-    are_targets = nearly_all and 2 * decimals >= len(numbers) and has_fractions
-    are_missing = nearly_all and all(label.strip().lower() in MISSING_WORDS for label in odd.values())
-    if odd and numbers and (are_targets or are_missing):
+    odd = {row: label for row, label in enumerate(labels) if not isfinite(_as_number(label))}
+    if 0 < len(odd) <= MAX_SHARE_OF_ODD_LABELS * len(labels):
         # no RowError: without these rows, numbers would still be names
         raise InputError(
             f"{place_of_rows(rows, split, [*odd])}: {listed(sorted(set(odd.values())), shortened)} in the column "
-            f"{column!r}, and others have numbers such as {numbers[0]}: correct it, or remove these rows; if numbers "
-            "are classes, add --do_regression false"
+            f"{column!r}, and all others are numbers: correct it, or remove these rows; if numbers are classes, add "
+            "--do_regression false"
         )
+
+
+def _as_number(label: Any) -> float:
+    """Return a label as a number; NaN if it is none."""
+    try:
+        return float(label)
+    except (TypeError, ValueError, OverflowError):
+        return nan
 
 
 def _is_missing(value: Any) -> bool:
@@ -437,12 +437,7 @@ def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.n
 
 def read_numbers(rows: Dataset, column: str) -> np.ndarray:
     """Return the labels, which must be finite numbers."""
-    numbers = []
-    for value in rows[column][:]:
-        try:
-            numbers.append(float(value))
-        except (TypeError, ValueError, OverflowError):
-            numbers.append(nan)
+    numbers = list(map(_as_number, rows[column][:]))
     odd = {row: rows[row][column] for row, number in enumerate(numbers) if not isfinite(number)}
     if odd:
         values = listed(sorted(set(map(shortened, odd.values()))))
