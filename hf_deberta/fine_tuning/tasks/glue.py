@@ -32,8 +32,7 @@ Files, for each test split:
 """
 
 import re
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, isnan, nan
@@ -252,20 +251,12 @@ def _is_label_list(feature: Any) -> bool:
 
 
 def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int) -> None:
-    """Require enough labels to train on; warn of labels that look like one label, and of very many."""
+    """Require enough labels to train on; warn of very many."""
     if len(labels) < minimum:
         present = f"only the label {shortened(labels[0])}" if labels else "no labels"
         raise InputError(
             f"the {rows} train rows have {present} in the column {column!r}: training needs "
             f"{'two labels' if minimum == 2 else 'a label'} or more"
-        )
-    by_spelling: dict[str, list[str]] = {}
-    for label in labels:
-        by_spelling.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
-    if alike := [label for group in by_spelling.values() if len(group) > 1 for label in group]:
-        logger.warning(
-            f"The labels {listed(alike, repr)} in the column {column!r} differ only in case or spaces. They are "
-            "different classes; if they should not be, correct the file."
         )
     if len(labels) > min(MANY_LABELS, max(5, rows // 2)):
         logger.warning(
@@ -274,10 +265,10 @@ def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int)
         )
 
 
-def listed(names: Sequence[str], form: Callable[[str], str] = str) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return the first names, separated by commas, and how many more there are."""
     more = len(names) - NAMES_SHOWN
-    return ", ".join(map(form, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 # 3. Requirements on columns
@@ -337,11 +328,10 @@ def require_names_or_numbers(rows: Dataset, column: str, split: str) -> None:
     labels = rows[column][:]
     odd = {row: label for row, label in enumerate(labels) if not isfinite(_as_number(label))}
     if 0 < len(odd) <= MAX_SHARE_OF_ODD_LABELS * len(labels):
-        # no RowError: without these rows, numbers would still be names
-        raise InputError(
-            f"{place_of_rows(rows, split, [*odd])}: {listed(sorted(set(odd.values())), shortened)} in the column "
-            f"{column!r}, and all others are numbers: correct it, or remove these rows; if numbers are classes, add "
-            "--do_regression false"
+        values = listed(sorted(set(map(shortened, odd.values()))))
+        raise InputError(  # no RowError: without these rows, numbers would still be names
+            f"{place_of_rows(rows, split, [*odd])}: {values} in the column {column!r}, and all others are numbers: "
+            "correct it, or remove these rows; if numbers are classes, add --do_regression false"
         )
 
 
