@@ -309,9 +309,9 @@ def test_a_trained_model_knows_its_columns_labels_and_length(data, tmp_path, mod
 # Functions
 
 
-SENTENCE = glue.GlueTask(("text",), ("a", "b"), ("accuracy", "f1"))
-REGRESSION = glue.GlueTask(("text",), None, ("pearson",))
-MULTI_LABEL = glue.GlueTask(("text",), ("a", "b"), glue.MULTI_LABEL_METRICS, multi_label=True)
+SENTENCE = glue.GlueTask("classification", ("text",), ("a", "b"))
+REGRESSION = glue.GlueTask("regression", ("text",), None)
+MULTI_LABEL = glue.GlueTask("multi_label", ("text",), ("a", "b"))
 
 
 @pytest.mark.parametrize(

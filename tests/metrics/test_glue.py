@@ -7,9 +7,11 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from hf_deberta.fine_tuning.tasks.glue import MULTI_LABEL_METRICS, TASKS
-from hf_deberta.metrics import compute_metric
+from hf_deberta.fine_tuning.tasks.glue import TASKS
+from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.glue import glue_scores
+
+METRICS = CONFIGURATIONS["glue"]
 
 
 def answers(classes: int, rows: int = 400, right: float = 0.8) -> tuple[list[int], list[int]]:
@@ -28,7 +30,7 @@ def test_classification_tasks_equal_scikit_learn(name):
         "f1": f1_score(labels, predictions) if len(TASKS[name].labels) == 2 else None,
     }
     metrics = compute_metric("glue", name, predictions=predictions, references=labels)
-    assert metrics == pytest.approx({metric: expected[metric] for metric in TASKS[name].metrics})
+    assert metrics == pytest.approx({metric: expected[metric] for metric in METRICS[name]})
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -52,10 +54,10 @@ def test_regression_equals_scipy(name):
 def test_multi_label_metrics():
     rng = np.random.default_rng(0)
     predictions, labels = rng.random((50, 4)) > 0.4, rng.random((50, 4)) > 0.5
-    assert glue_scores(MULTI_LABEL_METRICS, predictions, labels) == {
+    assert glue_scores(METRICS["multi_label"], predictions, labels) == {
         "f1_micro": pytest.approx(f1_score(labels, predictions, average="micro")),
         "f1_macro": pytest.approx(f1_score(labels, predictions, average="macro")),
         "accuracy": pytest.approx(accuracy_score(labels, predictions)),
     }
-    one = glue_scores(MULTI_LABEL_METRICS, np.array([[1], [1], [0], [0]]) > 0, np.array([[1], [0], [0], [0]]) > 0)
+    one = glue_scores(METRICS["multi_label"], np.array([[1], [1], [0], [0]]) > 0, np.array([[1], [0], [0], [0]]) > 0)
     assert one == {"f1_micro": pytest.approx(2 / 3), "f1_macro": pytest.approx(2 / 3), "accuracy": 0.75}

@@ -63,9 +63,6 @@ NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
 PAIRS = (SENTENCE_COLUMNS, QUESTION_COLUMNS, NLI_COLUMNS, QNLI_COLUMNS)
 IDENTIFIER = re.compile(r"id|idx|guid|.*_id", re.IGNORECASE)  # name of a column
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
-METRICS = CONFIGURATIONS["glue"]
-CLASS_METRICS, REGRESSION_METRICS = METRICS["classification"], METRICS["regression"]
-MULTI_LABEL_METRICS = METRICS["multi_label"]
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
 MAX_SHARE_OF_ODD_LABELS = 0.1  # of labels that are no numbers, in a column of numbers
 NAMES_SHOWN = 10  # in messages that list columns or labels
@@ -81,33 +78,39 @@ class GlueTask:
     """A classification or regression of texts or text pairs.
 
     Args:
+        metric: its configuration in hf_deberta/metrics/glue.py, the name of the task or "classification", "regression"
+            or "multi_label" (each row has a list of labels, which may be empty).
         columns: the text columns.
         labels: label names; None for regression.
-        metrics: the first selects the best checkpoint.
         submission_files: the file name in a GLUE submission, by test split.
         submits_names: a submission holds label names, not numbers.
-        multi_label: each row has a list of labels, which may be empty.
     """
 
+    metric: str
     columns: tuple[str, ...]
     labels: tuple[str, ...] | None
-    metrics: tuple[str, ...]
     submission_files: dict[str, str] = field(default_factory=dict)
     submits_names: bool = False
-    multi_label: bool = False
+
+    @property
+    def multi_label(self) -> bool:
+        return self.metric == "multi_label"
 
 
 TASKS = {
-    "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), METRICS["cola"], {"test": "CoLA.tsv"}),
-    "sst2": GlueTask(("sentence",), ("negative", "positive"), METRICS["sst2"], {"test": "SST-2.tsv"}),
-    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), METRICS["mrpc"], {"test": "MRPC.tsv"}),
-    "stsb": GlueTask(SENTENCE_COLUMNS, None, METRICS["stsb"], {"test": "STS-B.tsv"}),
-    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), METRICS["qqp"], {"test": "QQP.tsv"}),
-    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, METRICS["mnli"], MNLI_FILES, submits_names=True),
-    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["qnli"], {"test": "QNLI.tsv"}, submits_names=True),
-    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["rte"], {"test": "RTE.tsv"}, submits_names=True),
-    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), METRICS["wnli"], {"test": "WNLI.tsv"}),
-    "ax": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, METRICS["ax"], {"test": "AX.tsv"}, submits_names=True),
+    task.metric: task
+    for task in (
+        GlueTask("cola", ("sentence",), ("unacceptable", "acceptable"), {"test": "CoLA.tsv"}),
+        GlueTask("sst2", ("sentence",), ("negative", "positive"), {"test": "SST-2.tsv"}),
+        GlueTask("mrpc", SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), {"test": "MRPC.tsv"}),
+        GlueTask("stsb", SENTENCE_COLUMNS, None, {"test": "STS-B.tsv"}),
+        GlueTask("qqp", QUESTION_COLUMNS, ("not_duplicate", "duplicate"), {"test": "QQP.tsv"}),
+        GlueTask("mnli", NLI_COLUMNS, THREE_WAY_ENTAILMENT, MNLI_FILES, submits_names=True),
+        GlueTask("qnli", QNLI_COLUMNS, TWO_WAY_ENTAILMENT, {"test": "QNLI.tsv"}, submits_names=True),
+        GlueTask("rte", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, {"test": "RTE.tsv"}, submits_names=True),
+        GlueTask("wnli", SENTENCE_COLUMNS, ("not_entailment", "entailment"), {"test": "WNLI.tsv"}),
+        GlueTask("ax", NLI_COLUMNS, THREE_WAY_ENTAILMENT, {"test": "AX.tsv"}, submits_names=True),
+    )
 }
 SUBMISSION_FILES = [
     file for task in TASKS.values() for split, file in task.submission_files.items() if split != "test_matched"
@@ -175,17 +178,17 @@ def infer_task(
 
     >>> rows = Dataset.from_dict({"text": ["good", "bad", "fine"], "label": ["pos", "neg", "pos"]})
     >>> task = infer_task({"train": rows})
-    >>> task.columns, task.labels, task.metrics
-    (('text',), ('neg', 'pos'), ('accuracy', 'f1'))
+    >>> task.columns, task.labels, task.metric
+    (('text',), ('neg', 'pos'), 'classification')
     """
     rows = splits["train"]
     require_columns(rows, [label_column], "train", LABEL_HINT)
-    task = partial(GlueTask, tuple(columns or choose_text_columns(rows, "train", label_column)))
+    texts = tuple(columns or choose_text_columns(rows, "train", label_column))
     feature = rows.features[label_column]
     if _is_label_list(feature) and not regression:
         labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column, "train"))
         _check_labels(labels, len(rows), label_column, minimum=1)
-        return task(labels, MULTI_LABEL_METRICS, multi_label=True)
+        return GlueTask("multi_label", texts, labels)
     require_label_format(rows, label_column, "train", multi_label=False)
     require_no_missing_labels(rows, [_is_missing(value) for value in rows[label_column][:]], "train", label_column)
     if regression is None and _is_text(feature):
@@ -196,10 +199,10 @@ def infer_task(
                 f"The column {label_column!r} holds whole numbers written as decimals, such as "
                 f"{rows[label_column][0]}. They are regression targets; if they are classes, add --do_regression false."
             )
-        return task(None, REGRESSION_METRICS)
+        return GlueTask("regression", texts, None)
     labels = _label_names(feature, rows[label_column][:])
     _check_labels(labels, len(rows), label_column, minimum=2)
-    return task(labels, CLASS_METRICS)
+    return GlueTask("classification", texts, labels)
 
 
 def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[str, ...]:
@@ -448,13 +451,6 @@ def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
 # 5. Prediction files
 
 
-def metric_configuration(task: GlueTask) -> str:
-    """Return the configuration of hf_deberta/metrics/glue.py with the metrics of a task."""
-    names = [name for name, known in TASKS.items() if known == task]
-    own = "multi_label" if task.multi_label else "regression" if task.labels is None else "classification"
-    return names[0] if names else own
-
-
 def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predicted: LabelLogits) -> None:
     """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
     best = predicted.best()
@@ -484,7 +480,7 @@ class Classification(Task):
         column = self.data_args.label_column_name
         self.label_columns = (column,)
         self.task = task = TASKS.get(self.data_args.name) or self.own_task(splits)
-        self.labels, self.metric_names = task.labels, task.metrics
+        self.labels, self.metric_names = task.labels, CONFIGURATIONS["glue"][task.metric]
         self.model_args.reading_flags["text_column_names"] = list(task.columns)
         self.targets_of_split: dict[str, np.ndarray | None] = {}
         for split, rows in splits.items():
@@ -493,7 +489,7 @@ class Classification(Task):
                 require_text_columns(rows, task.columns, split, require_texts=skips)
                 self.targets_of_split[split] = read_targets(rows, split, task, column)
         description = "regression targets" if task.labels is None else listed(task.labels)
-        if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
+        if task.labels and len(task.labels) == 2 and "f1" in self.metric_names:
             description += f" (f1 of class {task.labels[1]!r})"
         logger.info(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
         return splits
@@ -509,8 +505,8 @@ class Classification(Task):
             columns = tuple(data_args.text_column_names or choose_text_columns(splits[split], split, label_column))
         labels = checkpoint_labels(self.model_args)
         if checkpoint_fields(self.model_args).get("problem_type") == "multi_label_classification":
-            return GlueTask(columns, labels, MULTI_LABEL_METRICS, multi_label=True)
-        return GlueTask(columns, labels, CLASS_METRICS if labels else REGRESSION_METRICS)
+            return GlueTask("multi_label", columns, labels)
+        return GlueTask("classification" if labels else "regression", columns, labels)
 
     def targets(self, split: str) -> Any:
         """Return an array of label numbers, of a regression's numbers, or of 0 and 1 [rows, labels]; None without."""
@@ -556,7 +552,7 @@ class Classification(Task):
 
     def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
         """Return the task's metrics. Classes are numbered as the task does, because F1 is that of class 1."""
-        targets, compute = self.targets(split), partial(compute_metric, "glue", metric_configuration(self.task))
+        targets, compute = self.targets(split), partial(compute_metric, "glue", self.task.metric)
         if self.labels is None or predicted.labels is None:
             return compute(predictions=predicted.values, references=targets)
         if self.task.multi_label:

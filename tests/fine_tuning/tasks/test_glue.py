@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -30,7 +29,8 @@ def encode(tokenizer):
 
     def encode_rows(task, data, split="train", model_labels=None, length=16):
         if not isinstance(task, glue.GlueTask):
-            task = glue.TASKS[task] if isinstance(task, str) else glue.GlueTask(("text",), task, ("accuracy",))
+            own = glue.GlueTask("classification" if task else "regression", ("text",), task)
+            task = glue.TASKS[task] if isinstance(task, str) else own
         data = data if isinstance(data, Dataset) else rows(**data)
         return encode_texts(data, split, task, tokenizer, length, model_labels or task.labels)
 
@@ -186,7 +186,7 @@ def label_lists(*lists) -> Dataset:
 def test_lists_of_labels(encode, train, names):
     """They become a 0 or 1 for each label, in the model's order."""
     task = infer(train)
-    assert (task.labels, task.multi_label, task.metrics[0]) == (names, True, "f1_micro")
+    assert (task.labels, task.metric) == (names, "multi_label")
     inputs = encode(task, train, model_labels=names[::-1])
     number = {value: index for index, value in enumerate(sorted({v for row in train["label"] for v in row}))}
     by_hand = [[float(2 - c in {number[value] for value in row}) for c in range(3)] for row in train["label"]]
@@ -196,11 +196,11 @@ def test_lists_of_labels(encode, train, names):
 @pytest.mark.parametrize("label", [[["red"], None], [None], "no column"], ids=str)
 def test_multi_label_test_rows_without_labels(encode, label):
     data = {"text": ["a"] * len(label)} if label == "no column" else texts(*label)
-    task = glue.GlueTask(("text",), ("big", "red"), glue.MULTI_LABEL_METRICS, multi_label=True)
+    task = glue.GlueTask("multi_label", ("text",), ("big", "red"))
     assert "labels" not in encode(task, data, "test").column_names
 
 
-MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_METRICS, multi_label=True)
+MULTI_LABEL = glue.GlueTask("multi_label", ("text",), ("big", "old", "red"))
 
 
 @pytest.mark.parametrize(
@@ -292,16 +292,6 @@ def test_numbers_and_missing_texts(encode, tokenizer, caplog):
 
 
 # Predictions
-
-
-def test_configuration_of_the_metric():
-    """Each task of GLUE has its own; own rows have that of their kind of labels."""
-    for name, task in glue.TASKS.items():
-        assert glue.metric_configuration(task) == name
-    own = glue.GlueTask(("text",), ("a", "b"), glue.CLASS_METRICS)
-    assert glue.metric_configuration(own) == "classification"
-    assert glue.metric_configuration(replace(own, multi_label=True)) == "multi_label"
-    assert glue.metric_configuration(replace(own, labels=None)) == "regression"
 
 
 def write(folder, task, name, split, logits, labels, multi_label=False) -> dict[str, list]:
