@@ -125,7 +125,7 @@ def data(tmp_path_factory) -> Path:
     for seed, (split, sentences) in enumerate({"train": 40, "valid": 20, "test": 15}.items()):
         path = folder / "conll" / f"{split}.txt"
         path.write_text(conll_text(sentences, seed))
-        words = [sentence.words for sentence in ner.read_conll(path)]
+        words = ner.read_conll(path)["tokens"][:]
         tags = [["NN" if word.istitle() else "XY" for word in row] for row in words]
         rows = [{"tokens": row, "pos_tags": of_row} for row, of_row in zip(words, tags, strict=True)]
         write_json_lines(
@@ -137,7 +137,7 @@ def data(tmp_path_factory) -> Path:
             write_json_lines(folder / name / f"{split}.jsonl", superglue_rows(name, number, labelled))
     texts = [text for row in houses for text in (row["context"], row["question"])] + [TEXT] * 10
     texts += [text for row in places for text in (row["article"], row["question"], *row["options"])]
-    texts += [" ".join(sentence.words) for sentence in ner.read_conll(folder / "conll" / "train.txt")]
+    texts += [*map(" ".join, ner.read_conll(folder / "conll" / "train.txt")["tokens"])]
     texts += [row["passage"]["text"] for row in match_rows(50, 0)]
     words = save_models(folder, texts * 2)
     pairs = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", **words, num_labels=3))
@@ -210,7 +210,7 @@ def check_ner(folder: Path, out: Path, task: str) -> None:
     """The metrics agree with seqeval's on the file of predictions."""
     assert list(AutoConfig.from_pretrained(out).id2label.values()) == TAGS
     words, gold, predicted = read_columns(out / "predictions_test.txt")
-    sentences = ner.convert_to_iob2(ner.read_conll(folder / "test.txt"))
+    sentences = ner.convert_to_iob2(ner.sentences_from_table(ner.read_conll(folder / "test.txt")))
     assert words == [s.words for s in sentences] and gold == [s.tags for s in sentences]
     for line, row_words, tags in zip(read_predicted_rows(out, "predictions_test"), words, predicted, strict=True):
         assert (line["tokens"], line["prediction"]) == (row_words, tags)
@@ -408,7 +408,7 @@ def test_context_and_windows(data, run, tmp_path, context, caplog):
     run("conll", tmp_path, "--sift", "--max_steps", 2, "--document_context", context, "--max_seq_length", 16,
         "--label_all_tokens", "--token_classifier", "projection")  # fmt: skip
     words, _, predicted = read_columns(tmp_path / "predictions_test.txt")
-    assert words == [s.words for s in ner.read_conll(data / "conll" / "test.txt")]
+    assert words == ner.read_conll(data / "conll" / "test.txt")["tokens"][:]
     assert all(tag in TAGS for tags in predicted for tag in tags)
     assert AutoConfig.from_pretrained(tmp_path).token_classifier == "projection"
     assert "were split into" in caplog.text and f"Document context: {context}" in caplog.text

@@ -118,13 +118,13 @@ class WordWindow:
     is_partial: bool  # the labelled words are a part of a sentence
 
 
-def read_conll(path: str | Path) -> list[Sentence]:
+def read_conll(path: str | Path) -> Dataset:
     """Return the sentences of a CoNLL file: a word per line, its tag in the last column, blank lines in between.
 
-    Columns are separated by a tab or by spaces; a file with one column has no tags. Lines that begin with -DOCSTART-
-    separate documents. The file may be gzipped.
+    The columns are tokens, ner_tags (unless the file has one column) and document_id (if lines that begin with
+    -DOCSTART- separate documents). Words and tags are separated by a tab or by spaces. The file may be gzipped.
     """
-    sentences: list[Sentence] = []
+    columns: dict[str, list] = {"tokens": [], "ner_tags": [], "document_id": []}
     words: list[str] = []
     tags: list[str] = []
     num_columns = documents = 0
@@ -132,7 +132,8 @@ def read_conll(path: str | Path) -> list[Sentence]:
         fields = _split_fields(line)
         starts_document = fields[:1] == [DOCUMENT_START]
         if words and (not fields or starts_document):
-            sentences.append(Sentence(words, tags if num_columns > 1 else None, documents))
+            for column, value in zip(columns.values(), (words, tags, documents), strict=True):
+                column.append(value)
             words, tags = [], []
         if starts_document:
             documents += 1
@@ -144,9 +145,10 @@ def read_conll(path: str | Path) -> list[Sentence]:
                 )
             words.append(fields[0])
             tags.append(fields[-1])
-    if not sentences:
+    if not columns["tokens"]:
         raise InputError(f"{path} has no sentence: each line needs a word and its label, as in 'EU NNP I-NP B-ORG'")
-    return sentences if documents else _without_documents(sentences)
+    rows = Dataset.from_dict(columns)
+    return rows.remove_columns(["ner_tags"] * (num_columns == 1) + ["document_id"] * (documents == 0))
 
 
 def _split_fields(line: str) -> list[str]:
@@ -154,10 +156,6 @@ def _split_fields(line: str) -> list[str]:
         return []
     # str.split() would split a word at a no-break space.
     return [field for field in line.strip(" \t").split("\t" if "\t" in line else " ") if field]
-
-
-def _without_documents(sentences: list[Sentence]) -> list[Sentence]:
-    return [replace(sentence, document=None) for sentence in sentences]
 
 
 def sentences_from_table(
@@ -193,7 +191,9 @@ def sentences_from_table(
     check_rows(rows, read_row)
     if not any(sentence.words for sentence in sentences):
         raise InputError("the rows have no words")
-    return sentences if document_starts or documents.keys() - {0} else _without_documents(sentences)
+    if document_starts or documents.keys() - {0}:
+        return sentences
+    return [replace(sentence, document=None) for sentence in sentences]
 
 
 def numbers_of_sentences(rows: Dataset, tokens_column: str) -> list[int]:
@@ -214,18 +214,9 @@ def _tag_names(tags: list[int | str], words: list[str], names: Sequence[str] | N
 
 
 def read_file(file: str) -> Dataset:
-    """Rows of a table, or the sentences of a CoNLL file as rows with the same columns."""
-    path = Path(file)
-    if Path(path.name.removesuffix(".gz")).suffix.lower() in TABLE_SUFFIXES:
-        return read_table(file)
-    sentences = read_conll(path)
-    columns: dict[str, list] = {
-        "tokens": [sentence.words for sentence in sentences],
-        "document_id": [sentence.document for sentence in sentences],
-    }
-    if sentences[0].tags is not None:
-        columns["ner_tags"] = [sentence.tags for sentence in sentences]
-    return Dataset.from_dict(columns)
+    """Return the rows of a table, or the sentences of a CoNLL file."""
+    is_table = Path(file.removesuffix(".gz")).suffix.lower() in TABLE_SUFFIXES
+    return read_table(file) if is_table else read_conll(file)
 
 
 def read_sentences(rows: Dataset, split: str, data_args: NerArguments) -> list[Sentence]:
@@ -233,8 +224,6 @@ def read_sentences(rows: Dataset, split: str, data_args: NerArguments) -> list[S
     words, tags, is_test = data_args.text_column_name, data_args.label_column_name, split.startswith("test")
     labelled = tags in rows.column_names
     with input_errors(source_of(rows, split)):
-        if not labelled and not is_test and rows.column_names == ["tokens", "document_id"]:  # a CoNLL file
-            raise InputError(f"the {split} file has no labels: each line needs a word and its label, as in 'EU B-ORG'")
         require_columns(rows, [words] if is_test else [words, tags], split)
         if labelled and is_test and all(row_tags is None for row_tags in rows[tags]):
             labelled = False
@@ -286,8 +275,6 @@ def require_known_labels(sentences: Sequence[Sentence], labels: Sequence[str], n
 
 def group_sentences(sentences: Sequence[Sentence], context: str = "none") -> Iterator[dict[str, Any]]:
     """Yield the rows for `encode_sentences`: one sentence each, or one document each if the context needs it."""
-    if context not in CONTEXTS:
-        raise InputError(f"document context is one of {', '.join(CONTEXTS)}, not {context!r}")
     if context != "none" and any(sentence.document is None for sentence in sentences):
         raise InputError(
             f"document context {context!r} needs documents, and the data has neither -DOCSTART- lines nor a column "

@@ -42,7 +42,8 @@ def tokenizer(request, tmp_path_factory):
 
 def read(folder, text, encoding="utf-8") -> list[Sentence]:
     (folder / "train.txt").write_bytes(text.encode(encoding))
-    return ner.read_conll(folder / "train.txt")
+    rows = ner.read_conll(folder / "train.txt")
+    return ner.sentences_from_table(rows, tags_column="ner_tags" if "ner_tags" in rows.column_names else None)
 
 
 def encoded(sentences, tokenizer, length=64, context="none", **options):
@@ -69,7 +70,7 @@ def tags_of_labels(predictions, features, sentences) -> list[list[str]]:
 def test_conll_file(tmp_path):
     sentences = read(tmp_path, CONLL)
     assert [sentence.words for sentence in sentences] == [["EU", "rejects"], ["Peter"], ["Rome", "Paris"]]
-    assert [sentence.document for sentence in sentences] == [1, 1, 2]
+    assert [sentence.document for sentence in sentences] == [0, 0, 1]
     assert sentences[2].tags == ["I-LOC", "B-LOC"]
     assert ner.convert_to_iob2(sentences)[2].tags == ["B-LOC", "B-LOC"]
 
@@ -281,9 +282,8 @@ def test_sentences_that_cannot_be_encoded(tokenizer):
     rome = Sentence(["Rome"])
     features = encoded([rome], tokenizer)
     assert "labels" not in features.column_names
-    for context in ("merged", "all"):  # without documents; unknown
-        with pytest.raises(InputError, match=f"'{context}'"):
-            list(ner.group_sentences([rome], context))
+    with pytest.raises(InputError, match="'merged' needs documents"):
+        list(ner.group_sentences([rome], "merged"))
     with pytest.raises(InputError, match="max_seq_length 2 "):
         encoded([rome], tokenizer, 2)
     with pytest.raises(ValueError, match="1 words have no prediction"):
@@ -302,7 +302,7 @@ def test_predictions_as_columns(tmp_path):
     lines = path.read_text().splitlines()
     assert lines[:4] == ["-DOCSTART- O O", "", "EU I-ORG O", "rejects O O"]
     assert lines[-3:] == ["New_York B-LOC O", "_ O O", ""]
-    again = ner.read_conll(path)
+    again = ner.sentences_from_table(ner.read_conll(path))
     assert [(s.words, s.document) for s in again[:3]] == [(s.words, s.document) for s in sentences[:3]]
     ner.write_conll_predictions(path, [Sentence(["a"])], [["B-X"]])
     assert path.read_text() == "a B-X\n\n" and not path.with_name("predictions.txt.unfinished").exists()
