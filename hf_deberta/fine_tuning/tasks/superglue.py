@@ -45,6 +45,7 @@ import datasets
 import numpy as np
 import torch
 from datasets import Dataset, load_dataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
@@ -541,17 +542,12 @@ class EntityCollator(DataCollatorWithPadding):
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         names = self.tokenizer.model_input_names
         batch = super().__call__([{key: f[key] for key in names if key in f} for f in features])
-        mentions = [feature["entity_indices"] for feature in features]
-        most_mentions = max(map(len, mentions))
-        most_tokens = max(len(tokens) for row in mentions for tokens in row)
-        batch["entity_indices"] = torch.zeros(len(features), most_mentions, most_tokens, dtype=torch.long)
-        for i, row in enumerate(mentions):
-            for j, tokens in enumerate(row):
-                batch["entity_indices"][i, j, : len(tokens)] = torch.tensor(tokens)
+        mentions = [[torch.tensor(tokens) for tokens in feature["entity_indices"]] for feature in features]
+        tokens = pad_sequence([tokens for row in mentions for tokens in row], batch_first=True)
+        batch["entity_indices"] = pad_sequence(tokens.split(list(map(len, mentions))), batch_first=True)
         if "labels" in features[0]:
-            batch["labels"] = torch.full((len(features), most_mentions), IGNORED)
-            for i, feature in enumerate(features):
-                batch["labels"][i, : len(feature["labels"])] = torch.tensor(feature["labels"])
+            labels = [torch.tensor(feature["labels"]) for feature in features]
+            batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
         return batch
 
 
