@@ -249,16 +249,11 @@ def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments, do
 
 def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
     """Labels of the checkpoint in order; None for a regression."""
-    fields = checkpoint_fields(args)
+    fields = read_config(args.checkpoint, args)
     if fields.get("problem_type") == "regression":
         return None
     stored = {name: fields[name] for name in ("id2label", "num_labels") if name in fields}
     return tuple((PretrainedConfig(**stored).id2label or {}).values())  # two labels are the default, and not stored
-
-
-def checkpoint_fields(args: ModelArguments) -> dict[str, Any]:
-    """The fields stored in the checkpoint's config.json."""
-    return read_config(args.checkpoint, args)
 
 
 def _lowercase(labels: tuple[str, ...] | None) -> list[str] | None:

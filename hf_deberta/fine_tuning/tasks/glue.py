@@ -48,7 +48,7 @@ from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
+from hf_deberta.fine_tuning.task_model import checkpoint_labels, read_config
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
@@ -504,7 +504,8 @@ class Classification(Task):
         with input_errors(source_of(splits[split], split)):
             columns = tuple(data_args.text_column_names or choose_text_columns(splits[split], split, label_column))
         labels = checkpoint_labels(self.model_args)
-        if checkpoint_fields(self.model_args).get("problem_type") == "multi_label_classification":
+        fields = read_config(self.model_args.checkpoint, self.model_args)
+        if fields.get("problem_type") == "multi_label_classification":
             return GlueTask("multi_label", columns, labels)
         return GlueTask("classification" if labels else "regression", columns, labels)
 
