@@ -35,7 +35,6 @@ prediction and probabilities (ReCoRD: the best entities), and the file of a Supe
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,13 +184,12 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
         require_columns(rows, [*TASKS[name].columns, *["idx"] * needs_idx], split)
         require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], split)
         needs_label = "label" in rows.column_names and name != "record" and not split.startswith("test")
-        usual = Counter(map(type, rows["label"][:] if needs_label else [None])).most_common(1)[0][0]
 
         def check(row: dict[str, Any]) -> None:
             if needs_idx:
                 read_as(row["idx"], MULTIRC_IDX, "idx")
-            if needs_label and (row["label"] in (None, -1) or type(row["label"]) is not usual):
-                raise InputError(f"the label is {describe(row['label'])}; each row needs one of the same type")
+            if needs_label and row["label"] in (None, -1):
+                raise InputError(f"the label is {describe(row['label'])}; each row needs one")
             _check_positions(row, name)
 
         check_rows(rows, check)
@@ -216,15 +214,10 @@ def _check_positions(row: dict[str, Any], name: str) -> None:
                 if not 0 <= index < words or not csv_text(row["text"]).strip():
                     raise InputError(f"the {side} is {index}, and the words of the text are 0 to {words - 1}")
         case "record":
-            try:
-                spans = _mention_spans(row["entity_spans"])
-                if not all(type(place) is int for span in spans for place in span):
-                    raise TypeError
-            except (KeyError, TypeError, ValueError):
-                described = describe(row["entity_spans"])
-                raise InputError(
-                    f"entity_spans must hold as many start as end, whole numbers, not {described}"
-                ) from None
+            entities = row["entity_spans"]
+            shape = {"start": [int], "end": [int]} if isinstance(entities, dict) else [{"start": int, "end": int}]
+            with input_errors("entity_spans", ValueError):  # not as many start as end
+                spans = _mention_spans(read_as(entities, shape, "entity_spans"))
             for start, end in spans:
                 _require_span(start, end, row["passage"], "passage")
             read_as(row, {"answers?": [str]})
@@ -440,7 +433,8 @@ def _encode_record(
     """
     if not tokenizer.is_fast:
         raise InputError(f"{type(tokenizer).__name__} does not return the characters of a token: use a fast tokenizer")
-    queries = _queries_with_mask(rows.select_columns(["query"])[:], tokenizer)
+    mask = tokenizer.mask_token or PLACEHOLDER
+    queries = [query.replace(PLACEHOLDER, mask) for query in rows["query"]]
     longest = max(map(len, tokenizer(queries, add_special_tokens=False)["input_ids"]))
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
     if room < 2:
@@ -448,66 +442,50 @@ def _encode_record(
             f"the longest query of {split} has {longest} tokens, which leaves no room for the passage in "
             f"max_seq_length {max_length}: raise it"
         )
-    arguments = {
-        "tokenizer": tokenizer,
-        "max_length": max_length,
-        "stride": min(stride, room // 2),
-        "labelled": has_labels(rows, split, "record"),
-    }
-    inputs = rows.map(_encode_record_batch, with_indices=True, fn_kwargs=arguments, **map_options)
+    labelled = has_labels(rows, split, "record")
+
+    def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        encoded = tokenizer(
+            batch["passage"],
+            [query.replace(PLACEHOLDER, mask) for query in batch["query"]],
+            truncation="only_first",
+            max_length=max_length,
+            stride=min(stride, room // 2),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        row_of_window, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+        mentions = [_mention_spans(entities) for entities in batch["entity_spans"]]
+        names = [*encoded, "entity_indices", *["labels"] * labelled, "entities", "row"]
+        inputs: dict[str, list] = {name: [] for name in names}
+        for window, row in enumerate(row_of_window):
+            is_first = window == 0 or row_of_window[window - 1] != row
+            is_last = window + 1 == len(row_of_window) or row_of_window[window + 1] != row
+            tokens = _mention_tokens(encoded.sequence_ids(window), offsets[window], mentions[row], is_first, is_last)
+            if not tokens:
+                continue
+            for name in encoded:
+                inputs[name].append(encoded[name][window])
+            inputs["entity_indices"].append(list(tokens.values()))
+            inputs["entities"].append(list(tokens))
+            inputs["row"].append(indices[row])
+            if labelled:
+                passage, answers = batch["passage"][row], batch["answers"][row]
+                texts = [passage[slice(*mentions[row][entity])] for entity in tokens]
+                inputs["labels"].append([int(text in answers) for text in texts])
+        return inputs
+
+    inputs = rows.map(encode_batch, with_indices=True, **map_options)
     if len(inputs) == 0:
         raise InputError(f"none of the {split} passages has an entity to choose")
-    return inputs
-
-
-def _queries_with_mask(batch: dict[str, list], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    return [query.replace(PLACEHOLDER, tokenizer.mask_token or PLACEHOLDER) for query in batch["query"]]
-
-
-def _encode_record_batch(
-    batch: dict[str, list],
-    indices: list[int],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    stride: int,
-    labelled: bool,
-) -> dict[str, list]:
-    encoded = tokenizer(
-        batch["passage"],
-        _queries_with_mask(batch, tokenizer),
-        truncation="only_first",
-        max_length=max_length,
-        stride=stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-    )
-    row_of_window, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
-    mentions = [_mention_spans(entities) for entities in batch["entity_spans"]]
-    names = [*encoded, "entity_indices", *["labels"] * labelled, "entities", "row"]
-    inputs: dict[str, list] = {name: [] for name in names}
-    for window, row in enumerate(row_of_window):
-        is_first = window == 0 or row_of_window[window - 1] != row
-        is_last = window + 1 == len(row_of_window) or row_of_window[window + 1] != row
-        tokens = _mention_tokens(encoded.sequence_ids(window), offsets[window], mentions[row], is_first, is_last)
-        if not tokens:
-            continue
-        for name in encoded:
-            inputs[name].append(encoded[name][window])
-        inputs["entity_indices"].append(list(tokens.values()))
-        inputs["entities"].append(list(tokens))
-        inputs["row"].append(indices[row])
-        if labelled:
-            passage, answers = batch["passage"][row], batch["answers"][row]
-            texts = [passage[slice(*mentions[row][entity])] for entity in tokens]
-            inputs["labels"].append([int(text in answers) for text in texts])
     return inputs
 
 
 def _mention_spans(entities: dict[str, list] | list[dict]) -> list[tuple[int, int]]:
     """Return the characters [start, end) of each mention, from a list of them or from lists of their fields."""
     if isinstance(entities, dict):
-        return list(zip(entities["start"], entities["end"], strict=True))
-    return [(entity["start"], entity["end"]) for entity in entities]
+        return list(zip(map(int, entities["start"]), map(int, entities["end"]), strict=True))
+    return [(int(entity["start"]), int(entity["end"])) for entity in entities]
 
 
 def _mention_tokens(
