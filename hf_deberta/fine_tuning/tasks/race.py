@@ -270,38 +270,33 @@ def encode_choices(
     map_options: dict[str, Any] | None = None,
 ) -> Dataset:
     """Return model inputs [choices, N] for each row of `choice_rows`, and `labels` if the rows have labels."""
+    room = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+
+    def encode_batch(batch: dict[str, list]) -> dict[str, list]:
+        num_choices = len(batch["choices"][0])
+        choices = [choice for choices in batch["choices"] for choice in choices]
+        lengths = list(map(len, tokenizer(choices, add_special_tokens=False, verbose=False)["input_ids"]))
+        longest = int(np.argmax(lengths))
+        if lengths[longest] > room:
+            raise InputError(
+                f"a choice of {batch['id'][longest // num_choices]!r} has {lengths[longest]} tokens with its question, "
+                f"and a max_seq_length of {max_seq_length} leaves room for {max(room, 0)}: raise it, or shorten the "
+                "choice"
+            )
+        contexts = [context for context in batch["context"] for _ in range(num_choices)]
+        encoded = tokenizer(contexts, choices, truncation="only_first", max_length=max_seq_length)
+        starts = range(0, len(choices), num_choices)
+        inputs = {name: [values[start : start + num_choices] for start in starts] for name, values in encoded.items()}
+        return inputs | ({"labels": batch["label"]} if "label" in batch else {})
+
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     with input_errors(source_of(rows, "choices")):
-        inputs = rows.map(
-            _encode_choice_batch, fn_kwargs={"tokenizer": tokenizer, "max_seq_length": max_seq_length}, **options
-        )
+        inputs = rows.map(encode_batch, **options)
     full = sum(max(map(len, choices)) >= max_seq_length for choices in inputs["input_ids"])
     if full:
         logger.warning(
             f"{full} of {len(rows)} articles fill {max_seq_length} tokens with their choices; longer ones are truncated"
         )
-    return inputs
-
-
-def _encode_choice_batch(
-    batch: dict[str, list], tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-) -> dict[str, list]:
-    num_choices = len(batch["choices"][0])
-    choices = [choice for choices in batch["choices"] for choice in choices]
-    lengths = list(map(len, tokenizer(choices, add_special_tokens=False, verbose=False)["input_ids"]))
-    room = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
-    longest = int(np.argmax(lengths))
-    if lengths[longest] > room:
-        raise InputError(
-            f"a choice of {batch['id'][longest // num_choices]!r} has {lengths[longest]} tokens with its question, and "
-            f"a max_seq_length of {max_seq_length} leaves room for {max(room, 0)}: raise it, or shorten the choice"
-        )
-    contexts = [context for context in batch["context"] for _ in range(num_choices)]
-    encoded = tokenizer(contexts, choices, truncation="only_first", max_length=max_seq_length)
-    starts = range(0, len(choices), num_choices)
-    inputs = {name: [values[start : start + num_choices] for start in starts] for name, values in encoded.items()}
-    if "label" in batch:
-        inputs["labels"] = batch["label"]
     return inputs
 
 
