@@ -92,6 +92,7 @@ class Task:
 
     Attributes:
         rows: what `read` returned, by split: `train`, `validation`, `test`, or with suffixes (`test_matched`).
+        given: the rows as the user gave them, one for each prediction, if `rows` are others.
         labels: names of the labels in the order of the task; None for a regression.
         metric_names: the first selects the best checkpoint.
     """
@@ -114,6 +115,7 @@ class Task:
     def __init__(self, model_args: ModelArguments, data_args: Any, args: FineTuningArguments) -> None:
         self.model_args, self.data_args, self.args = model_args, data_args, args
         self.rows: dict[str, Any] = {}
+        self.given: dict[str, Dataset] = {}
         self.labels: tuple[str, ...] | None = None
 
     # 1. Rows
@@ -188,7 +190,7 @@ class Task:
 
     def input_rows(self, split: str) -> Dataset:
         """Return the rows as the user gave them, one for each prediction."""
-        return self.rows[split]
+        return self.given[split] if split in self.given else self.rows[split]
 
     def predicted_columns(self, split: str, predicted: Any) -> dict[str, list[Any]]:
         """Return what the files of predictions add to each of these rows."""

@@ -567,7 +567,7 @@ class NamedEntities(Task):
             labels = checkpoint_labels(self.model_args) or ()
         if not labels:
             raise InputError(f"{self.model_args.checkpoint} is a regression model, it has no labels")
-        self.labels, self.given = labels_in_checkpoint_order(labels, self.model_args, self.args.do_train), {}
+        self.labels = labels_in_checkpoint_order(labels, self.model_args, self.args.do_train)
         for split, split_sentences in sentences.items():
             numbers = numbers_of_sentences(splits[split], self.data_args.text_column_name)
             with input_errors(source_of(splits[split], split)):
@@ -620,9 +620,6 @@ class NamedEntities(Task):
         sentences, by_type = self.rows[split], self.data_args.return_entity_level_metrics
         tags, gold = tags_of_scores(predicted, sentences), [sentence.tags or [] for sentence in sentences]
         return compute_metric("named_entities", predictions=tags, references=gold, by_type=by_type)
-
-    def input_rows(self, split: str) -> Dataset:
-        return self.given[split]
 
     def predicted_columns(self, split: str, predicted: Scores) -> dict[str, list]:
         """Return a label for each word of a sentence, with its probability."""

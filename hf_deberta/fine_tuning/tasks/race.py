@@ -359,9 +359,6 @@ class MultipleChoice(Task):
             "multiple_choice", "race", predictions=best, references=rows["label"][:], ids=rows["id"][:]
         )
 
-    def input_rows(self, split: str) -> Dataset:
-        return self.given[split]
-
     def predictions_name(self, split: str) -> str:
         return "predictions"
 

@@ -248,9 +248,6 @@ class Squad(Task):
         threshold = self.data_args.null_score_diff_threshold
         return compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=threshold)
 
-    def input_rows(self, split: str) -> Dataset:
-        return self.given[split]
-
     def predicted_columns(self, split: str, predicted: PredictedAnswers) -> dict[str, list]:
         answers = list(predicted.predictions.values())
         scores = zip(predicted.scores(), answers, strict=True)
