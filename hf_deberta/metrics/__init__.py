@@ -72,9 +72,6 @@ def compute_metric(name: str, config_name: str | None = None, **inputs: Any) -> 
 
 def require_configuration(metric: str, name: str) -> None:
     """Require one of the configurations of a metric; "default" is what `evaluate` calls a missing one."""
-    configurations = CONFIGURATIONS[metric]
-    if name not in configurations:
-        raise ValueError(
-            f"the metric {metric} has no configuration {name!r}: choose one of {', '.join(configurations)}, as in "
-            f'evaluate.load(hf_deberta.metrics.path("{metric}"), "{next(iter(configurations))}")'
-        )
+    if name not in CONFIGURATIONS[metric]:
+        names = ", ".join(CONFIGURATIONS[metric])
+        raise ValueError(f"the metric {metric} has no configuration {name!r}: choose one of {names}")
