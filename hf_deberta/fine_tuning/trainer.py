@@ -1,7 +1,6 @@
 """The trainer of the fine-tuning scripts: metrics and files of predictions per split."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,9 +129,11 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
 
     def write_card_and_push(self) -> None:
         """Push the model with its card on request; otherwise write the card, unless the trained model has it."""
+        card = self.args.output_folder / "README.md"  # `save_model` writes one that describes no training
+        is_complete = card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
         if self.args.push_to_hub:
             self.push_to_hub()
-        elif self.args.do_train and (self.trained or not has_training_card(self.args.output_folder)):
+        elif self.args.do_train and (self.trained or not is_complete):
             self.create_model_card()
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
@@ -155,12 +156,6 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
                 "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
             )
         return super().create_scheduler(num_training_steps, optimizer)
-
-
-def has_training_card(folder: Path) -> bool:
-    """True if the model card describes a training; `save_model` writes one that does not."""
-    card = folder / "README.md"
-    return card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
 
 
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:
