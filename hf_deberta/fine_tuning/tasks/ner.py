@@ -32,7 +32,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -280,17 +280,17 @@ def group_sentences(sentences: Sequence[Sentence], context: str = "none") -> Ite
             f"document context {context!r} needs documents, and the data has neither -DOCSTART- lines nor a column "
             "document_id: add them, or read each sentence alone with --document_context none"
         )
-    row: dict[str, Any] = {}
-    last_document = None
-    for first_word, sentence in zip(_first_words(sentences), sentences, strict=True):
-        if not row or context == "none" or sentence.document != last_document:
-            if row:
-                yield row
-            row, last_document = {"sentences": [], "tags": [], "first_word": first_word}, sentence.document
-        row["sentences"].append(sentence.words)
-        row["tags"].append(sentence.tags)
-    if row:
-        yield row
+    numbered = zip(_first_words(sentences), sentences, strict=True)
+    if context == "none":
+        groups = ([pair] for pair in numbered)
+    else:
+        groups = (list(pairs) for _, pairs in groupby(numbered, key=lambda pair: pair[1].document))
+    for group in groups:
+        yield {
+            "sentences": [sentence.words for _, sentence in group],
+            "tags": [sentence.tags for _, sentence in group],
+            "first_word": group[0][0],
+        }
 
 
 def _first_words(sentences: Sequence[Sentence]) -> list[int]:
