@@ -57,11 +57,6 @@ class SquadEncoder:
     max_query_length: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.tokenizer.is_fast:
-            raise InputError(
-                f"{type(self.tokenizer).__name__} does not return the characters of a token: use a fast tokenizer, "
-                "such as HfDebertaTokenizer"
-            )
         if self.max_query_length is not None and self.max_query_length < 1:
             raise InputError(f"max_query_length must be at least 1, not {self.max_query_length}")
         if self.doc_stride is not None and not 0 <= self.doc_stride < self.max_seq_length:

@@ -370,8 +370,6 @@ def _tokenize_words(
     tokenizer: PreTrainedTokenizerBase, sentences: list[list[str]], limit: int
 ) -> Iterator[list[list[int]]]:
     """Yield the token ids of each word of a sentence: at least one (unknown) and at most `limit`."""
-    if not tokenizer.is_fast:
-        raise InputError(f"{type(tokenizer).__name__} does not return the words of its tokens: use a fast tokenizer")
     encoded = tokenizer(sentences, is_split_into_words=True, add_special_tokens=False, truncation=False, verbose=False)
     for index, (words, ids) in enumerate(zip(sentences, encoded["input_ids"], strict=True)):
         word_ids: list[list[int]] = [[] for _ in words]

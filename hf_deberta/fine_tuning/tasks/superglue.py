@@ -431,8 +431,6 @@ def _encode_record(
     Besides the model inputs, a window has `entity_indices` [E, S], the tokens of each mention; `entities` [E], the
     numbers of the mentions in the row; `row`; and `labels` [E], 1 for answers. Windows without a mention are left out.
     """
-    if not tokenizer.is_fast:
-        raise InputError(f"{type(tokenizer).__name__} does not return the characters of a token: use a fast tokenizer")
     mask = tokenizer.mask_token or PLACEHOLDER
     queries = [query.replace(PLACEHOLDER, mask) for query in rows["query"]]
     longest = max(map(len, tokenizer(queries, add_special_tokens=False)["input_ids"]))
