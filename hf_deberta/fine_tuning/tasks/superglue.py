@@ -351,8 +351,8 @@ def encode_split(
         numbers = np.where(numbers >= 0, model_index[numbers], IGNORED)
 
     def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        columns = zip(*(_texts(batch, column) for column in task.columns), strict=True)
-        pairs = [pair for values in columns for pair in text_pairs(name, *values)]
+        columns = (map(csv_text, batch[x]) if x in TEXT_COLUMNS else batch[x] for x in task.columns)
+        pairs = [pair for values in zip(*columns, strict=True) for pair in text_pairs(name, *values)]
         texts = [first for first, _ in pairs], [second for _, second in pairs]
         inputs = dict(tokenizer(*texts, truncation=True, max_length=max_length))
         if task.head == "choice":
@@ -365,10 +365,6 @@ def encode_split(
     if task.head == "sequence":
         warn_of_truncation(inputs, split, max_length)
     return inputs
-
-
-def _texts(batch: dict[str, list], column: str) -> list:
-    return [csv_text(value) for value in batch[column]] if column in TEXT_COLUMNS else batch[column]
 
 
 def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
