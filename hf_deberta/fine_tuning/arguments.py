@@ -22,7 +22,6 @@ from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.processes import is_main_process, number_of_devices
 from hf_deberta.training.run_identity import RunArguments
-from hf_deberta.training.run_lock import require_folder
 from hf_deberta.training.script import as_words, used_and_changed
 
 OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
@@ -218,7 +217,6 @@ def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
     # by name: the demos train a tokenizer with code that only pretraining needs otherwise
     write_demo = getattr(import_module(f"hf_deberta.demos.{name}"), f"write_{name}_demo")
     folder = Path(output_dir or f"demo_output/{name}") / "inputs"
-    require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     flags = {
         "output_dir": str(folder.parent),

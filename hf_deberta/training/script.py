@@ -16,7 +16,7 @@ from hf_deberta.training.command_line import ScriptParser, make_dataclasses, rea
 from hf_deberta.training.errors import user_errors_in_one_line
 from hf_deberta.training.processes import is_main_process
 from hf_deberta.training.run_identity import identifying_flags
-from hf_deberta.training.run_lock import lock_folder, require_folders
+from hf_deberta.training.run_lock import lock_folder
 
 Parse = Callable[[dict[str, Any]], Namespace]
 
@@ -50,9 +50,7 @@ def run_script(
             parser.set_defaults(**{**defaults, **file_flags})
             return parser.parse_args(words)
 
-        flags = parse({})
-        require_folders(flags)
-        flags = choose_flags(flags, parse)
+        flags = choose_flags(parse({}), parse)
         *_, args = instances = make_dataclasses(parser, flags)
         if flags.output_dir is None and is_main_process():
             logger.info(f"No --output_dir is given: everything is written to {args.output_folder}.")

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -44,16 +43,11 @@ def test_a_folder_is_locked_while_a_run_is_at_work(tmp_path):
         with lock_folder(folder.parent / "x" / ".." / "out"):  # run_seeds inside of run_script
             assert (folder / LOCK).exists()
         assert (folder / LOCK).exists()
-    assert not folder.exists()
+    assert not list(folder.iterdir())
     with pytest.raises(RuntimeError), lock_folder(folder):
+        (folder / "result.txt").touch()
         raise RuntimeError
-    assert not folder.exists()  # it is new, and nothing was written
-    for files in ([], ["result.txt"]):
-        folder.mkdir(exist_ok=True)
-        with lock_folder(folder):
-            for name in files:
-                (folder / name).touch()
-        assert [path.name for path in folder.iterdir()] == files
+    assert [path.name for path in folder.iterdir()] == ["result.txt"]
 
 
 def test_another_run_is_refused_and_a_killed_one_is_not(tmp_path, other_run):
@@ -99,25 +93,7 @@ def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    is_file = f"{tmp_path / 'file'} is a file; name a folder"
-    reasons = {tmp_path / "file": is_file, tmp_path / "file" / "out": is_file, Path("/proc/out"): "cannot be written"}
-    for folder, reason in reasons.items():
-        with pytest.raises(InputError, match=f"--output_dir {folder} cannot be used: .*{reason}"), lock_folder(folder):
+    for folder in (tmp_path / "file", tmp_path / "file" / "out", Path("/proc/out")):
+        message = f"--output_dir {folder} cannot be used: .*'{folder}'"
+        with pytest.raises(InputError, match=message), lock_folder(folder):
             pass
-
-
-@pytest.mark.parametrize("step", ["touch", "acquire"])
-def test_a_folder_that_another_run_removes_meanwhile_is_made_again(tmp_path, monkeypatch, step):
-    folder, owner = tmp_path / "out", Path if step == "touch" else FileLock
-    original, removals = getattr(owner, step), []
-
-    def after_removal(self, *args, **kwargs):
-        if not removals:
-            removals.append(shutil.rmtree(folder))
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(owner, step, after_removal)
-    with lock_folder(folder):
-        assert f"process {os.getpid()}," in (folder / LOCK).read_text()
-    assert removals
