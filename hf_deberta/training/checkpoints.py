@@ -223,6 +223,12 @@ def _read_metrics(path: Path) -> dict[str, float]:
         return {}
 
 
+def resume_choice(arguments: TrainingArguments) -> str:
+    """Return "true" (the last checkpoint, the default), "false" (start over), or the path to resume from."""
+    given = "true" if arguments.resume_from_checkpoint is None else str(arguments.resume_from_checkpoint)
+    return given.lower() if given.lower() in ("true", "false") else given
+
+
 def last_checkpoint(arguments: TrainingArguments) -> str | None:
     """Return the checkpoint to resume from: `resume_from_checkpoint`, or the last whole one in `output_dir`.
 
@@ -234,13 +240,13 @@ def last_checkpoint(arguments: TrainingArguments) -> str | None:
 
 
 def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
-    requested = "true" if arguments.resume_from_checkpoint is None else str(arguments.resume_from_checkpoint)
-    if requested.lower() == "false":
+    choice = resume_choice(arguments)
+    if choice == "false":
         return None
-    is_path = requested.lower() != "true"
+    is_path = choice != "true"
     newest_first = [*reversed(checkpoints_by_step(Path(str(arguments.output_dir))).values())]
     damaged = {}
-    for checkpoint in [Path(requested)] if is_path else newest_first:
+    for checkpoint in [Path(choice)] if is_path else newest_first:
         damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
         if not damage:
             warn_if_unsure(checkpoint, arguments)

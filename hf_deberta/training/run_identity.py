@@ -21,9 +21,10 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from hf_deberta.training.checkpoints import ARCHIVE, TRAINER_STATE_NAME, archive_checkpoints, checkpoints_by_step
+from hf_deberta.training.checkpoints import ARCHIVE, archive_checkpoints, checkpoints_by_step, resume_choice
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
@@ -113,14 +114,6 @@ class RunArguments(TrainingArguments):
     def output_folder(self) -> Path:
         return Path(self.output_dir or "trainer_output")
 
-    @property
-    def resumes_last_checkpoint(self) -> bool:
-        return str(self.resume_from_checkpoint).lower() in ("none", "true")
-
-    @property
-    def starts_over(self) -> bool:
-        return str(self.resume_from_checkpoint).lower() == "false"
-
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed to the Hub
 
@@ -155,7 +148,7 @@ def record_run(args: RunArguments, settings: dict[str, Any], same_run: bool) -> 
     processes.wait_for_everyone()
     if args.should_save:
         folder.mkdir(parents=True, exist_ok=True)
-        if args.starts_over and (checkpoints := checkpoints_by_step(folder).values()):
+        if resume_choice(args) == "false" and (checkpoints := checkpoints_by_step(folder).values()):
             shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
             archive_checkpoints(checkpoints)
         if not same_run:
@@ -182,7 +175,7 @@ def compare_with_recorded_run(
         may_grow: names of settings that may be larger than before.
     """
     path = args.output_folder / "run.json"
-    if args.starts_over or not path.exists():
+    if resume_choice(args) == "false" or not path.exists():
         return None
     try:
         before = read_json_object(path)

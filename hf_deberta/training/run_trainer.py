@@ -21,6 +21,7 @@ from hf_deberta.training.checkpoints import (
     inspect_finished_run,
     last_checkpoint,
     require_checkpoint,
+    resume_choice,
 )
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.finite_values import FiniteValuesMixin
@@ -95,7 +96,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         folder, settings = self.args.output_folder, self.args.run_settings(self.identifying_settings())
         grown = compare_with_recorded_run(self.args, settings, self.may_grow)
         same_run = grown is not None
-        finished = same_run and self.args.resumes_last_checkpoint and self._has_finished()
+        finished = same_run and resume_choice(self.args) == "true" and self._has_finished()
         record_run(self.args, settings, same_run)
         if grown:
             logger.warning(
@@ -154,7 +155,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         step = f"Stopped at step {self.state.global_step}"
         if not steps:
             return f"{step}, before the first checkpoint (--save_steps): the same command starts again"
-        way = "" if self.args.resumes_last_checkpoint else " without --resume_from_checkpoint"
+        way = "" if resume_choice(self.args) == "true" else " without --resume_from_checkpoint"
         return f"{step}; the last checkpoint is step {steps[-1]}; repeat the command{way} to resume"
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
