@@ -52,7 +52,7 @@ def test_only_the_position_determines_the_noun():
 def test_unusable_output_folder(tmp_path):
     file = tmp_path / "my.txt"
     file.touch()
-    with pytest.raises(SystemExit, match=r"--output_dir .*my\.txt"):
+    with pytest.raises(SystemExit, match=r"--output_dir: .*my\.txt"):
         run_demo("--output_dir", file)
 
 
@@ -60,4 +60,4 @@ def test_unusable_number_of_steps(capsys):
     with pytest.raises(SystemExit):
         run_demo("--steps", 0)
     error = capsys.readouterr().err
-    assert "--steps must be 1 or more, not 0" in error
+    assert "argument --steps: '0' is not a whole number above 0" in error

@@ -50,7 +50,8 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaTokenizer
-from hf_deberta.training.errors import user_errors_in_one_line
+from hf_deberta.gpu_check import parse_size
+from hf_deberta.training.errors import input_errors, user_errors_in_one_line
 
 SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 MASK_PROBABILITY = 0.15
@@ -261,12 +262,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--output_dir", type=Path, default=Path("demo_output/mask_decoder"), help="default: %(default)s"
     )
-    parser.add_argument("--steps", type=int, default=600, help="training steps of each model; default: %(default)s")
+    parser.add_argument("--steps", type=parse_size, default=600, help="of training each model; default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    args = parser.parse_args()
-    if args.steps < 1:
-        parser.error(f"--steps must be 1 or more, not {args.steps}")
-    return args
+    return parser.parse_args()
 
 
 def print_made_up_language(sentences: Sentences) -> None:
@@ -292,10 +290,8 @@ def run(args: argparse.Namespace) -> None:
     logging.disable_progress_bar()  # of loading and saving
     torch.set_num_threads(max(1, min(4, torch.get_num_threads() // 2)))  # the models are too small for more
     sentences = made_up_sentences(args.seed)
-    try:
+    with input_errors("--output_dir", OSError):
         args.output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SystemExit(f"--output_dir {args.output_dir} cannot be created: {error.strerror}.") from None
 
     print_made_up_language(sentences)
     print(f"\n{len(sentences.train_rows):,} rows to train on, {len(sentences.held_out_rows):,} held out; ", end="")
