@@ -35,8 +35,8 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
-from hf_deberta.training.errors import InputError, input_errors, one_line
-from hf_deberta.training.file_faults import BYTE_ORDER_MARK, DAMAGED, describe, file_kind
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.file_faults import BYTE_ORDER_MARK, DAMAGED, describe, file_kind, parse_json, require_object
 
 WINDOW_ROWS = 4096
 MAX_COUNTED_ROWS = 1_000_000  # before scoring starts; the number of others is estimated from the size of their files
@@ -46,6 +46,7 @@ UNFINISHED = "_*.unfinished"  # names of files that a stopped run leaves behind
 CSV: dict[str, Any] = {"delimiter": ",", "lineterminator": "\r\n"}
 # quotation marks are text, as in files of GLUE
 TSV: dict[str, Any] = {**CSV, "delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+READING_ERRORS = (UnicodeDecodeError, pyarrow.ArrowException, OSError, csv.Error, *DAMAGED)
 Item = TypeVar("Item")
 
 
@@ -188,7 +189,7 @@ class ParquetRows:
 
     def __init__(self, source: Path, settings: ScoreSettings):
         self.path, self.settings = source, settings
-        with explain_file_errors(source, "scored"):
+        with input_errors(str(source), *READING_ERRORS):
             self.source = ParquetFile(source)
         self.schema = self.source.schema_arrow
         check_columns(self.schema.names, settings, source)
@@ -197,7 +198,7 @@ class ParquetRows:
         return self.source.metadata.num_rows
 
     def windows(self) -> Iterator[Any]:
-        with explain_file_errors(self.path, "scored"):
+        with input_errors(str(self.path), *READING_ERRORS):
             yield from self.source.iter_batches(WINDOW_ROWS)
 
     def texts(self, window: Any, first: int) -> list[list[Any]]:
@@ -233,7 +234,7 @@ class TextRows:
             yield from cast(IO[bytes], file)
 
     def windows(self) -> Iterator[list[Any]]:
-        with explain_file_errors(self.path, "scored"):
+        with input_errors(str(self.path), *READING_ERRORS):
             records = self.records()
             while window := list(islice(records, WINDOW_ROWS)):
                 yield window
@@ -264,13 +265,8 @@ class JsonRows(TextRows):
     def texts(self, window: list[bytes], first: int) -> list[list[Any]]:
         rows = []
         for number, line in enumerate(window, first):
-            place = f"{self.path}, line {number}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InputError(f"{place} is no valid JSON ({error})") from error
-            if not isinstance(row, dict):
-                raise InputError(f"{place} holds {describe(row)}, not a JSON object")
+            row, place = parse_json(line, self.path, number), f"{self.path}, line {number}"
+            require_object(row, place)
             check_new_columns(row, self.settings, place)
             rows.append([row.get(column) for column in self.settings.columns])
         return [list(column) for column in zip(*rows, strict=True)]
@@ -297,7 +293,7 @@ class CsvRows(TextRows):
         super().__init__(source, settings)
         csv.field_size_limit(2**31 - 1)  # as large as Windows allows
         self.dialect = TSV if file_kind(source) == "tsv" else CSV
-        with explain_file_errors(source, "scored"):
+        with input_errors(str(source), *READING_ERRORS):
             self.header = next(self.records_with_header(), [])
         check_columns(self.header, settings, source)
 
@@ -350,17 +346,6 @@ def check_new_columns(columns: Iterable[str], settings: ScoreSettings, what: str
         raise InputError(f"{what} has a column {taken[0]!r} already: add --prefix, such as --prefix predicted_")
 
 
-@contextmanager
-def explain_file_errors(path: Path, action: str) -> Iterator[None]:
-    """Raise errors of reading or writing as an InputError that names the file."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 ({error}): convert it, e.g. iconv -f latin1 -t utf-8") from error
-    except (pyarrow.ArrowException, OSError, csv.Error, *DAMAGED) as error:
-        raise InputError(f"{path} could not be {action}: {one_line(error)}") from error
-
-
 # 3. A file
 
 
@@ -382,7 +367,7 @@ def score_file(
     """
     counts = Counter(rows=0, tokens=0, bad_rows=0, full_rows=0)
     try:
-        with explain_file_errors(target, "written"), unique_unfinished_file(target) as file:
+        with unique_unfinished_file(target) as file:
             rows = FORMATS[file_kind(source)](source, classifier.settings)
             rows.open_output(file, classifier.labels)
             with closing(rows), closing(one_ahead(tokenized_windows(classifier, rows))) as windows:
@@ -393,6 +378,8 @@ def score_file(
                     counts["full_rows"] += sum(length >= classifier.max_length for length in lengths)
     except torch.OutOfMemoryError as error:
         raise InputError(f"{source} needs more memory than the GPU has: lower --tokens_per_batch") from error
+    except OSError as error:
+        raise InputError(f"{target} could not be written: {error}") from error
     return counts
 
 

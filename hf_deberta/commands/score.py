@@ -17,7 +17,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from logging import getLogger
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ from hf_deberta.scoring import (
     count_rows,
     score_file,
 )
-from hf_deberta.training.errors import InputError, one_line
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import file_kind
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 from hf_deberta.training.run_identity import weight_hashes
@@ -275,35 +274,14 @@ class FileScorer:
         return result
 
 
-def progress_bar(total: int) -> tqdm:
-    """Show rows done, rows a second and time left on stderr: in a line that renews on a terminal, else in few lines."""
-    is_terminal = sys.stderr.isatty()
-    about = "about " if total >= MAX_COUNTED_ROWS else ""  # see check_first_rows
-    return tqdm(
-        total=total,
-        unit=" rows",
-        bar_format=f"{{n_fmt}} of {about}{{total_fmt}} rows, {{rate_noinv_fmt}}, {{remaining}} left",
-        smoothing=0.1,
-        miniters=1,
-        leave=False,
-        mininterval=SECONDS_BETWEEN_RENEWALS if is_terminal else SECONDS_BETWEEN_LINES,
-        file=None if is_terminal else SimpleNamespace(write=write_line, flush=sys.stderr.flush),
-    )
-
-
-def write_line(text: str) -> None:
-    """Write what tqdm would write over its last line."""
-    if text.strip():
-        print(text.strip(), file=sys.stderr)
-
-
 def score_files(args: argparse.Namespace, folder: Path, todo: dict[Path, Path], rows: dict[Path, int]) -> list[str]:
     """Score the files of `rows`, here or with Ray; return what went wrong."""
     tasks = [{"source": str(source), "target": str(todo[source])} for source in rows]
     with running_ray(args.address) if args.address else nullcontext() as ray:
         settings, workers = plan(args, ray)
         check_same_settings(folder, settings)
-        with progress_bar(sum(rows.values())) as progress:
+        seconds = SECONDS_BETWEEN_RENEWALS if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+        with tqdm(total=sum(rows.values()), unit=" rows", mininterval=seconds, miniters=1, leave=False) as progress:
             if not ray:
                 return collect(score_here(tasks, settings, progress), rows, progress)
             return collect(score_on_ray(ray, min(workers, len(tasks)), tasks, settings), rows, progress)
@@ -355,7 +333,6 @@ def running_ray(address: str) -> Iterator[Any]:
     """Connect to a cluster, or start Ray on this machine, without its log lines."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(SECONDS_TO_START))
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
         import ray.data
@@ -365,31 +342,11 @@ def running_ray(address: str) -> Iterator[Any]:
     getLogger("ray.data").setLevel("ERROR")
     own = {"include_dashboard": False} if address == "local" else {}
     try:
-        with silent_stderr():  # Ray logs that it logs less
+        with input_errors(f"Ray did not start (--address {address})", Exception):  # it has no class of its own for that
             ray.init(address, logging_level="error", log_to_driver=False, **own)
-    except Exception as error:  # Ray has no class of its own for a start that takes too long
-        ray.shutdown()
-        raise InputError(
-            f"Ray did not start in time, or not at all, with --address {address}: {one_line(error)}. If the machine is "
-            "busy, start the command again, or run `ray start --head` and add --address auto"
-        ) from error
-    try:
         yield ray
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def silent_stderr() -> Iterator[None]:
-    """Drop what this process writes to stderr, from C++ too."""
-    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(nowhere)
 
 
 def score_on_ray(

@@ -45,7 +45,7 @@ def check_file(file: str | Path) -> None:
             if first[:1] == b"[":
                 may_have_null_rows |= b"null" in line and NULL_ELEMENT.search(line) is not None
             elif line.strip() == b"null" or first[:4] == b"null":  # pyarrow may crash on such a row
-                _require_object(None, f"{file}, line {number}")
+                require_object(None, f"{file}, line {number}")
             half = next((match[1] for match in ESCAPE.finditer(line) if match[1]), None) if b"\\u" in line else None
             if half:
                 raise InputError(
@@ -85,10 +85,10 @@ def _check_json(file: str | Path) -> None:
     if not by_line or first.startswith(b"["):
         document = read_json(file)
         for row, value in enumerate(document if isinstance(document, list) else [document]):
-            _require_object(value, f"{file}, row {row + 1}")
+            require_object(value, f"{file}, row {row + 1}")
     for number, line in _binary_lines(file) if by_line else ():
         if line.strip():
-            _require_object(_parse_json(line, file, number), f"{file}, line {number}")
+            require_object(parse_json(line, file, number), f"{file}, line {number}")
 
 
 def shorten(value: Any, length: int = 80) -> str:
@@ -145,10 +145,11 @@ def _check_parquet(file: str | Path) -> None:
 
 
 def _parse_file(file: str | Path) -> Any:
-    return _parse_json(b"".join(line for _, line in _binary_lines(file)), file)
+    return parse_json(b"".join(line for _, line in _binary_lines(file)), file)
 
 
-def _parse_json(text: bytes, file: str | Path, first_line: int = 1) -> Any:
+def parse_json(text: bytes, file: str | Path, first_line: int = 1) -> Any:
+    """Return what a JSON text holds; raise an InputError that names the file and the line of a mistake."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -162,9 +163,10 @@ def _check_null_rows(file: str | Path) -> None:
     """Raise an InputError if a row of an array is null, unless the others are texts; pyarrow may crash on it."""
     rows = _parse_file(file)
     if None in rows and not all(isinstance(row, str | None) for row in rows):
-        _require_object(None, f"{file}, row {rows.index(None) + 1}")
+        require_object(None, f"{file}, row {rows.index(None) + 1}")
 
 
-def _require_object(row: Any, place: str) -> None:
+def require_object(row: Any, place: str) -> None:
+    """Raise an InputError if a row of a JSON file is not an object."""
     if not isinstance(row, dict):
         raise InputError(f'{place} holds {describe(row)}; a row must be an object: {{"field": value, ...}}')
