@@ -11,7 +11,7 @@ import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
 from hf_deberta.model.relative_position import position_table, rows_at
 
-from .scores import TITLES, check_index, encoder_of, scores_of_layers, tokenize
+from .scores import TITLES, encoder_of, scores_of_layers, tokenize
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +23,7 @@ def plot_attention(model: torch.nn.Module, tokenizer: Any, text: str, layer: int
     >>> plot_attention(model, tokenizer, "A good film.", layer=0, head=1).savefig("attention.png")
     """
     inputs, tokens = tokenize(model, tokenizer, text)
-    check_index("layer", layer, len(encoder_of(model).layer))
     scores = scores_of_layers(model, inputs)[0][layer]
-    check_index("head", head, scores.parts["sum"].shape[0])
     panels = {part: scores.shown(part)[head].float().cpu().numpy() for part in scores.parts}
     size = max(3.2, 0.22 * len(tokens))
     figure = _new_figure(size * len(panels) + 0.8, size + 1.2)
@@ -52,7 +50,6 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     this norm times the norm of the query or key, and the factor of the scores.
     """
     encoder = encoder_of(model)
-    check_index("layer", layer, len(encoder.layer))
     attention = cast(HfDebertaLayer, encoder.layer[layer]).attention.self
     rows = encoder.whole_table()
     with hf_deberta.reference_mode():

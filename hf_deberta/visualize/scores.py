@@ -46,7 +46,6 @@ def attention_parts(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], 
     >>> torch.equal(parts["c2c"] + parts["c2p"] + parts["p2c"], parts["sum"])
     True
     """
-    check_index("layer", layer, len(encoder_of(model).layer))
     return scores_of_layers(model, inputs)[0][layer].parts
 
 
@@ -106,11 +105,6 @@ def _layer_scores(
     everything = torch.ones(length, length, dtype=torch.bool, device=query.device)
     total = torch.stack(list(parts.values())).sum(0)
     return LayerScores({**parts, "sum": total}, everything if visible is None else visible[0, 0])
-
-
-def check_index(name: str, index: int, size: int) -> None:
-    if not 0 <= index < size:
-        raise ValueError(f"{name} must lie in [0, {size}), not {index}")
 
 
 def tokenize(

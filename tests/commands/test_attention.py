@@ -46,15 +46,18 @@ def test_page(model_class, tmp_path, capsys):
     ("flags", "message"),
     [
         ([], "--serve"),
-        (["--serve", "--output", "page.html"], "leave out --output"),
-        ([TEXT, "--generator", "--architecture", "HfDebertaForMaskedLM"], "leave out --architecture"),
-        ([TEXT, "--generator"], "pytorch_model.generator.bin.*leave out --generator"),
+        (["--serve", "--output", "page.html"], "--output: not allowed with argument --serve"),
+        (
+            [TEXT, "--generator", "--architecture", "HfDebertaForMaskedLM"],
+            "not allowed with argument --generator",
+        ),
+        ([TEXT, "--generator"], "no generator beside the discriminator .pytorch_model.generator.bin"),
     ],
 )
-def test_mistakes(flags, message, tmp_path):
+def test_mistakes(flags, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["attention", str(tmp_path), *flags])
-    assert re.search(message, stopped.value.code)
+    assert re.search(message, f"{stopped.value.code} {capsys.readouterr().err}")
 
 
 def test_generator_beside_a_discriminator(tmp_path, capsys):
