@@ -108,7 +108,7 @@ def user_errors_in_one_line(script: str) -> Iterator[None]:
         if logging.get_verbosity() <= logging.DEBUG:
             raise
         if os.environ.get("RANK", "0") == "0":
-            print(f"\n{script}: {str(interrupt) or 'Stopped'}", file=sys.stderr)  # a progress bar has the line
+            print(f"\n{script}: Stopped", file=sys.stderr)  # a progress bar has the line
         raise SystemExit(130) from interrupt
     except Exception as error:
         message = full_disk_message(error) or (str(error) if isinstance(error, InputError) else None)

@@ -9,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import HTTPError  # of the library that it uses
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.utils import logging
 
@@ -23,7 +22,7 @@ from hf_deberta.training.checkpoints import (
     require_checkpoint,
     resume_choice,
 )
-from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError
 from hf_deberta.training.finite_values import FiniteValuesMixin
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.real_tokens import RealTokensMixin
@@ -107,10 +106,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
             logger.info(f"{folder} holds this run, and it is finished: nothing is trained")
             self.load_final_model()
             return False
-        try:
-            result = self.train(resume_from_checkpoint=last_checkpoint(self.args))
-        except KeyboardInterrupt as interrupt:
-            raise KeyboardInterrupt(self._where_stopped()) from interrupt
+        result = self.train(resume_from_checkpoint=last_checkpoint(self.args))
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier training
@@ -149,23 +145,6 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
                 "or start over with --resume_from_checkpoint false"
             )
         return not can_go_on
-
-    def _where_stopped(self) -> str:
-        steps = list(checkpoints_by_step(self.args.output_folder))
-        step = f"Stopped at step {self.state.global_step}"
-        if not steps:
-            return f"{step}, before the first checkpoint (--save_steps): the same command starts again"
-        way = "" if resume_choice(self.args) == "true" else " without --resume_from_checkpoint"
-        return f"{step}; the last checkpoint is step {steps[-1]}; repeat the command{way} to resume"
-
-    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        with input_errors("--push_to_hub", OSError, HTTPError):
-            super().init_hf_repo(*args, **kwargs)
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        advice = f"--push_to_hub: {self.args.output_folder} is complete; repeat the command to push it"
-        with input_errors(advice, OSError, HTTPError):
-            return super().push_to_hub(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write our cards, which contain what `Trainer` passes here."""

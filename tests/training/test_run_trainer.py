@@ -1,42 +1,14 @@
-"""What a run says: its losses, no warning about what is right, and where it was stopped."""
+"""What a run says: its losses, and no warning about what is right."""
 
 import logging
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub.errors import OfflineModeIsEnabled
 from tiny_trainers import classifier, language_model_trainer
-from transformers import TrainerCallback
 from transformers.trainer_utils import align_special_tokens
 
 from hf_deberta.training.checkpoints import last_checkpoint
-from hf_deberta.training.errors import InputError
 from hf_deberta.training.run_identity import RunArguments
-
-
-class StopAtStepThree(TrainerCallback):
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 3:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "; the last checkpoint is step 2; repeat the command to resume"),
-        (
-            {"resume_from_checkpoint": "false"},
-            "; the last checkpoint is step 2; repeat the command without --resume_from_checkpoint to resume",
-        ),
-        ({"save_steps": 9}, ", before the first checkpoint (--save_steps): the same command starts again"),
-    ],
-)
-def test_ctrl_c_says_where_the_run_stopped(fields, message, tmp_path):
-    run = classifier(tmp_path, **{"max_steps": 9, "save_strategy": "steps", "save_steps": 2, **fields})
-    run.add_callback(StopAtStepThree)
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        run.train_or_resume()
-    assert str(stopped.value) == f"Stopped at step 3{message}"
 
 
 @pytest.mark.parametrize(("steps", "given", "expected"), [(45, {}, 2), (3, {}, 1), (45, {"logging_steps": 9}, 9)])
@@ -65,17 +37,3 @@ def test_special_tokens_are_completed_without_a_warning(tmp_path, caplog):
     align_special_tokens(run.model, run.processing_class)
     assert (run.model.config.bos_token_id, run.model.generation_config.eos_token_id) == (1, 2)
     assert not caplog.records
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OfflineModeIsEnabled("Cannot reach the Hub")
-
-    monkeypatch.setattr("transformers.Trainer.init_hf_repo", fail)
-    with pytest.raises(InputError, match="^--push_to_hub: Cannot reach"):
-        classifier(tmp_path, push_to_hub=True)
-    monkeypatch.setattr("transformers.Trainer.init_hf_repo", lambda *args, **kwargs: None)
-    run = classifier(tmp_path, push_to_hub=True)
-    monkeypatch.setattr("transformers.Trainer.push_to_hub", fail)
-    with pytest.raises(InputError, match="is complete; repeat the command to push it: Cannot reach"):
-        run.push_to_hub()
