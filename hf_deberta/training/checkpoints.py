@@ -249,7 +249,11 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
     for checkpoint in [Path(choice)] if is_path else newest_first:
         damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
         if not damage:
-            warn_if_unsure(checkpoint, arguments)
+            if arguments.save_only_model and not any(checkpoint.glob("optimizer*")):
+                logger.warning(
+                    f"{checkpoint} holds the model only (--save_only_model): the optimizer and the learning rate start "
+                    "anew"
+                )
             logger.info(
                 f"resuming from {checkpoint}; to start over, use another --output_dir or --resume_from_checkpoint false"
             )
@@ -264,19 +268,6 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
             "--resume_from_checkpoint PATH, or start over with --resume_from_checkpoint false"
         )
     return None
-
-
-def warn_if_unsure(checkpoint: Path, arguments: TrainingArguments) -> None:
-    """Warn if a checkpoint could not be checked, or cannot be resumed exactly."""
-    if not (checkpoint / MANIFEST).exists():
-        logger.warning(
-            f"{checkpoint} has no {MANIFEST}, as checkpoints of earlier versions: all its parts are there, but damage "
-            "would not be noticed"
-        )
-    if arguments.save_only_model and not any(checkpoint.glob("optimizer*")):
-        logger.warning(
-            f"{checkpoint} holds the model only (--save_only_model): the optimizer and the learning rate start anew"
-        )
 
 
 def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[str]:

@@ -143,7 +143,6 @@ def test_a_missing_part_without_manifest(run_folder, tally, caplog, name):
     newest = newest_first(run_folder)[0]
     (newest / name).unlink()
     assert check_choice(run_folder, {newest: "model" if name == "model.safetensors" else name}, caplog)
-    assert "has no manifest.json" in caplog.text
     tally.held("damaged checkpoint without manifest: the newest whole one is taken")
 
 
