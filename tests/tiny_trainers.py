@@ -53,7 +53,6 @@ def language_model_trainer(
         train_dataset=data,
         eval_dataset=data,
         objective=objective,
-        context_length=data.mean_context_length(),
     )
 
 

@@ -127,7 +127,6 @@ def make_trainer(
         objective=model_args.objective,
         perplexity_stride=stride,
         text_sizes=sizes,
-        context_length=rows["train"].mean_context_length(),
         card_fields={**corpus_args.card_fields(), "base": None if model_args.new_model else checkpoint},
     )
 

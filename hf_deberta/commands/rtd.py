@@ -149,7 +149,6 @@ def make_trainer(
         test_dataset=rows.get("test"),
         processing_class=tokenizer,
         decoupled=pair_args.decoupled,
-        context_length=rows["train"].mean_context_length(),
         card_fields={**corpus_args.card_fields(), "base": checkpoint},
     )
 

@@ -1,6 +1,7 @@
 """The trainer of pretraining on rows of a corpus: their order, throughput, and the evaluations at the end."""
 
 import math
+from functools import cached_property
 from typing import Any, cast
 
 from torch.optim import Optimizer
@@ -21,7 +22,6 @@ class PretrainingTrainer(RunTrainer):
     whose peak is known, mfu, the share of that peak that they amount to. Evaluating and saving do not count as time.
 
     Args:
-        context_length: mean length of a token's document, for mfu: `TokenRows.mean_context_length`.
         test_dataset: rows that are evaluated once, at the end.
     """
 
@@ -29,19 +29,17 @@ class PretrainingTrainer(RunTrainer):
     model: Any  # Trainer annotates it as a model or None
     train_dataset: Any  # TokenRows
 
-    def __init__(
-        self,
-        *args: Any,
-        context_length: float = 0.0,
-        test_dataset: TokenRows | None = None,
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, test_dataset: TokenRows | None = None, **kwargs: Any):
         kwargs.setdefault("card_fields", {"data": "text"})
         super().__init__(*args, **kwargs)
         self.test_dataset = test_dataset
-        self.context_length = context_length
         self.meter = ThroughputMeter(self.model.config.pad_token_id)
         self.add_callback(self.meter)
+
+    @cached_property
+    def context_length(self) -> float:
+        """The mean length of a token's document, for mfu."""
+        return self.train_dataset.mean_context_length()
 
     def require_one_gpu_per_process(self, trained: str) -> None:
         if self.args.n_gpu > 1:
