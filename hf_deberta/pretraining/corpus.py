@@ -27,14 +27,9 @@ from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, te
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import (
-    list_files,
-    load_files,
-    set_source,
-    warn_of_shared_files,
-)
+from hf_deberta.training.data_files import list_files, load_files, require_columns, set_source, warn_of_shared_files
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import describe, raise_fault
+from hf_deberta.training.file_faults import describe, file_kind, raise_fault
 from hf_deberta.training.json_files import read_json_object
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
@@ -53,7 +48,7 @@ class CorpusArguments:
     dataset_name: list[str] | None = flag(
         None, "Dataset of the Hub, or a local folder with one. Several are interleaved: NAME:CONFIG:WEIGHT ..."
     )
-    dataset_config_name: str | None = flag(None, "Configuration of the dataset.")
+    dataset_config_name: str | None = flag(None, "Configuration of datasets that name none.")
     stopping_strategy: str = flag(
         "first_exhausted",
         f"When several datasets end, as in datasets.interleave_datasets: {', '.join(STOPPING_STRATEGIES)}.",
@@ -85,19 +80,6 @@ class CorpusArguments:
         if (self.dataset_name is None) == (self.train_file is None):
             raise InputError("give the text to train on: either --train_file or --dataset_name")
         self.datasets = [DatasetName.parse(name) for name in self.dataset_name or []]
-        if self.dataset_config_name is not None and (len(self.datasets) != 1 or self.datasets[0].config is not None):
-            raise InputError(
-                "--dataset_config_name is for one --dataset_name without a configuration of its own: write NAME:CONFIG"
-            )
-        if len(self.datasets) < 2 and (
-            self.stopping_strategy != "first_exhausted" or any(part.weight != 1 for part in self.datasets)
-        ):
-            raise InputError(
-                "weights in --dataset_name and --stopping_strategy are for several data sets: leave them out"
-            )
-        share = self.validation_split_percentage
-        if not 0 <= share < 100:
-            raise InputError(f"--validation_split_percentage must be in [0, 100), not {share}")
 
     def card_fields(self) -> dict[str, str | None]:
         """Return the `data` and `dataset` of `model_card.write_training_card`."""
@@ -137,12 +119,9 @@ class Corpus:
         if "validation" not in splits and args.validation_split_percentage > 0:
             splits |= self._split_off_validation(splits["train"])
         for split, documents in splits.items():
-            columns = documents.column_names
-            if columns is not None and args.text_column not in columns:
-                raise InputError(
-                    f"the {split} documents ({self.source(split)}) have no column {args.text_column!r}, only "
-                    f"{', '.join(columns)}: name the column of the text with --text_column"
-                )
+            if documents.column_names is not None:  # of a stream they may be unknown
+                with input_errors(self.source(split)):
+                    require_columns(documents, [args.text_column], split, ": name that of the text with --text_column")
         limits = {"train": args.max_train_samples, **dict.fromkeys(EVALUATION_SPLITS, args.max_eval_samples)}
         return {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
 
@@ -278,14 +257,9 @@ def with_progress(batches: Iterable[list[str]], documents: Documents, label: str
 def load_trained_tokenizer(folder: Path, flags: dict[str, Any]) -> HfDebertaTokenizer:
     """Load a tokenizer that was trained before; an InputError if it is damaged or was trained with other flags."""
     path = folder / TOKENIZER_FLAGS
-    try:
+    with input_errors(f"{folder} (remove it to train the tokenizer again)", OSError, ValueError):
         tokenizer = HfDebertaTokenizer.from_pretrained(folder, trust_remote_code=False)
         before = read_json_object(path) if path.exists() else {"train_tokenizer": len(tokenizer)}
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the trained tokenizer cannot be loaded ({error}): restore the file, or remove the folder {folder} to "
-            "train the tokenizer again on the same text"
-        ) from error
     if differing := [f"--{name} {value}" for name, value in before.items() if flags[name] != value]:
         raise InputError(
             f"{folder} holds a tokenizer that was trained with {' and '.join(differing)}: use the same flags to keep "
@@ -315,8 +289,6 @@ def expand_patterns(patterns: Iterable[str]) -> list[str]:
     files = []
     for pattern in patterns:
         matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
-        if matches == [pattern] and Path(pattern).is_dir():
-            raise InputError(f"{pattern} is a folder: name its files, e.g. '{Path(pattern) / '*.txt'}'")
         matches = [match for match in matches if not Path(match).is_dir()]
         if not matches:
             raise InputError(f"no file matches {pattern}")
@@ -326,7 +298,7 @@ def expand_patterns(patterns: Iterable[str]) -> list[str]:
 
 def read_files(files: list[str], args: CorpusArguments, options: dict[str, Any]) -> Documents:
     """Read the documents of files, which must all have the same type."""
-    types = {FILE_TYPES.get(Path(file).name.removesuffix(".gz").rpartition(".")[2].lower()) for file in files}
+    types = {FILE_TYPES.get(file_kind(file)) for file in files}
     if len(types) > 1 or None in types:
         raise InputError(f"all files must have the same type ({', '.join(FILE_TYPES)}), not {', '.join(files[:5])}")
     (file_type,) = types

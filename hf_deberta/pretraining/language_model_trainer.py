@@ -13,7 +13,6 @@ from hf_deberta.model.losses import IGNORED, cross_entropy_per_item
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.perplexity import perplexity_of_documents
 from hf_deberta.pretraining.trainer import PretrainingTrainer
-from hf_deberta.training.errors import InputError
 from hf_deberta.training.uneven_batches import STAND_IN
 
 LOSSES = {"mlm": ("masked",), "causal": ("causal",), "joint": ("masked", "causal")}
@@ -42,8 +41,6 @@ class LanguageModelTrainer(PretrainingTrainer):
         text_sizes: Mapping[str, tuple[int, int]] | None = None,
         **kwargs: Any,
     ):
-        if objective not in LOSSES:
-            raise InputError(f"--objective must be one of {', '.join(LOSSES)}, not {objective!r}")
         self.objective, self.perplexity_stride, self.text_sizes = objective, perplexity_stride, text_sizes or {}
         kwargs.setdefault("compute_metrics", self.mean_metrics)
         super().__init__(*args, **kwargs)

@@ -22,7 +22,6 @@ from hf_deberta.training.errors import InputError
 
 logger = logging.get_logger(__name__)
 
-KINDS = ("unigram", "bpe")
 FIRST_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 MAX_CHARACTERS = 200_000_000  # for SentencePiece, which needs some 20 bytes of memory per character
 MAX_LINE_LENGTH = 1_000_000  # longer lines are cut before they are sampled
@@ -47,11 +46,9 @@ def train_tokenizer(
     >>> tokenizer = train_tokenizer(open("corpus.txt", encoding="utf-8"), 8000)
     >>> tokenizer.save_pretrained("my-tokenizer")
     """
-    if kind not in KINDS:
-        raise InputError(f"--tokenizer_type must be {' or '.join(KINDS)}, not {kind!r}")
     counted = _CountedTexts(texts)
     try:
-        train = _train_unigram if kind == "unigram" else _train_byte_bpe
+        train = {"unigram": _train_unigram, "bpe": _train_byte_bpe}[kind]
         tokenizer = train(counted, vocab_size - 1)  # [MASK] is added below
     except Exception as error:  # tokenizers raises a bare Exception if reading the texts fails
         if counted.failure is not None:

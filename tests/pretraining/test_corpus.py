@@ -186,7 +186,7 @@ def test_a_damaged_trained_tokenizer(text_file, tmp_path, name):
     content = (tmp_path / "tokenizer" / name).read_bytes()
     for damaged in (b"", b"[]", b"\xff", content[:-9]):
         (tmp_path / "tokenizer" / name).write_bytes(damaged)
-        with pytest.raises(InputError, match="cannot be loaded .*remove the folder .*tokenizer to"):
+        with pytest.raises(InputError, match="tokenizer .remove it to train the tokenizer again"):
             corpus.train_tokenizer(tmp_path / "tokenizer", 64)
     shutil.rmtree(tmp_path / "tokenizer")
     corpus.train_tokenizer(tmp_path / "tokenizer", 64)
@@ -230,7 +230,6 @@ def test_two_processes_train_a_tokenizer(text_file, tmp_path, monkeypatch):
     [
         ({}, "either --train_file or --dataset_name"),
         ({"train_file": ["a.txt"], "dataset_name": ["b"]}, "either --train_file or --dataset_name"),
-        ({"train_file": ["a.txt"], "validation_split_percentage": 100}, r"in \[0, 100\), not 100"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -280,7 +279,7 @@ def test_bad_files(tmp_path, text_file):
         Corpus(CorpusArguments(train_file=[__file__]))
     with pytest.raises(InputError, match="the same type"):  # their columns are separated differently
         Corpus(CorpusArguments(train_file=[write(tmp_path, "csv"), write(tmp_path, "tsv")], text_column="content"))
-    with pytest.raises(InputError, match="corpus.jsonl. have no column 'text', only content, id: .*--text_column"):
+    with pytest.raises(InputError, match="corpus.jsonl: .* no column 'text'; they have content, id: .*--text_column"):
         Corpus(CorpusArguments(train_file=[write(tmp_path, "jsonl")]), str(tmp_path / "cache"))
     with pytest.raises(InputError, match="a stream cannot be split"):
         Corpus(CorpusArguments(train_file=[text_file], streaming=True), str(tmp_path / "cache"))

@@ -247,8 +247,3 @@ def test_joint_objective_needs_one_process_per_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
     with pytest.raises(ValueError, match="both objectives on 2 GPUs: .*accelerate launch"):
         trainer(tmp_path, "joint")
-
-
-def test_unknown_objective(tmp_path):
-    with pytest.raises(ValueError, match="--objective must be one of mlm, causal, joint, not 'clm'"):
-        LanguageModelTrainer(objective="clm")

@@ -113,7 +113,6 @@ def test_a_small_corpus_gives_fewer_tokens(caplog):
         (LINES, 20, "unigram", "no unigram vocabulary of 20 .*19 vs 4"),
         ([], 300, "bpe", "the corpus is empty"),
         (["", "\n"], 300, "unigram", "no unigram vocabulary of 300 could be trained on 0 texts"),
-        (LINES, 300, "wordpiece", "unigram or bpe, not 'wordpiece'"),
     ],
 )
 def test_bad_input(texts, size, kind, message):
