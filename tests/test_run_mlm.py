@@ -216,7 +216,7 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         ([*TINY, *CONVOLUTION, "--objective", "causal"], "conv_kernel_size=0, or use --objective mlm"),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
-        ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; did you mean --max_steps?"),
+        ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; --help-all lists all flags"),
     ],
 )
 def test_bad_input_is_reported_in_one_line(text, tmp_path, arguments, message):

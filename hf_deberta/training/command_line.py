@@ -6,12 +6,10 @@
 ...     model_args, data_args, training_args = make_dataclasses(parser, parser.parse_args(words))
 """
 
-import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from dataclasses import Field, field, fields, is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
@@ -114,10 +112,7 @@ class ScriptParser(HfArgumentParser):
         return text
 
     def error(self, message: str) -> NoReturn:
-        """Raise an InputError; of an unknown flag, it names the most similar one."""
-        unknown = re.match(r"unrecognized arguments: (--\S+)", message)
-        similar = get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
-        raise InputError(message + (f"; did you mean {similar[0]}?" if similar else "; --help-all lists all flags"))
+        raise InputError(f"{message}; --help-all lists all flags")
 
 
 class _HelpAll(Action):

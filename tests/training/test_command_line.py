@@ -75,9 +75,7 @@ def test_flags_of_a_json_file_are_defaults(tmp_path, monkeypatch):
 
 
 def test_values_that_a_dataclass_refuses_and_unknown_flags_are_input_errors():
-    """An unknown flag is shown with the most similar one."""
-    refused = {"--rate -1": "--rate must not be negative", "--qick": "--qick; did you mean --quick?"}
-    refused["--zzz 1"] = "--zzz 1; --help-all lists all flags"
+    refused = {"--rate -1": "--rate must not be negative", "--zzz 1": "--zzz 1; --help-all lists all flags"}
     for words, message in refused.items():
         with pytest.raises(InputError) as raised:
             parse(MyTaskArguments, words.split())
