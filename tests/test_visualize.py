@@ -208,9 +208,9 @@ def test_candidates_with_and_without_the_mask_decoder(tokenizer):
 @pytest.mark.parametrize(
     ("model_class", "text", "expected"),
     [
-        (HfDebertaForPreTraining, TEXT, "discriminator.*--generator"),
+        (HfDebertaForPreTraining, TEXT, "no masked-language head.*--generator"),
         (HfDebertaForSequenceClassification, TEXT, "no masked-language head.*microsoft/deberta-base"),
-        (HfDebertaForCausalLM, TEXT, "predicts the next token"),
+        (HfDebertaForCausalLM, TEXT, "no masked-language head"),
         (HfDebertaForPreTraining, "the paper", "^$"),
         (HfDebertaForMaskedLM, "the paper", "^$"),
     ],

@@ -9,23 +9,18 @@ import hf_deberta
 from .scores import token_name
 
 CANDIDATES = 8  # per [MASK]
-WITH_A_HEAD = "These have: microsoft/deberta-base and others of v1 and v2, and models of hf-deberta mlm."
 
 
 def missing_candidates(model: torch.nn.Module) -> str | None:
-    """Say why this model has no candidates for [MASK], and which checkpoint has; None if it has them."""
-    name = type(model).__name__
-    if isinstance(model, hf_deberta.HfDebertaForCausalLM):
-        return f"{name} predicts the next token, and has no candidates for [MASK]. {WITH_A_HEAD}"
-    if isinstance(model, hf_deberta.HfDebertaForMaskedLM):
+    """Say that this model has no candidates for [MASK], and which checkpoint has; None if it has them."""
+    is_causal = isinstance(model, hf_deberta.HfDebertaForCausalLM)
+    if isinstance(model, hf_deberta.HfDebertaForMaskedLM) and not is_causal:
         return None
-    if isinstance(model, hf_deberta.HfDebertaForPreTraining):
-        return (
-            "This is a discriminator (v3): it was trained to find replaced tokens, and has no candidates for [MASK]. "
-            "Its generator has: pass --generator for a release that includes it, or the folder `generator` of "
-            "hf-deberta rtd."
-        )
-    return f"{name} has no masked-language head, and so no candidates for [MASK]. {WITH_A_HEAD}"
+    return (
+        f"{type(model).__name__} has no masked-language head, and so no candidates for [MASK]. These have: "
+        "microsoft/deberta-base and others of v1 and v2, models of hf-deberta mlm, and generators of v3 (pass "
+        "--generator for a release that includes it, or the folder `generator` of hf-deberta rtd)."
+    )
 
 
 @torch.no_grad()
