@@ -64,7 +64,6 @@ class PretrainingTrainer(RunTrainer):
             self.save_state()  # with the metrics of the evaluation
         if self.args.push_to_hub:
             self.push_to_hub()
-        self.end()
 
     def final_metrics(self, name: str, rows: TokenRows) -> dict[str, float]:
         """Return what only the evaluation after training computes; `name` is "eval" or "test"."""

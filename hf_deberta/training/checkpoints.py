@@ -11,7 +11,6 @@ A manifest in each shows later damage, see `integrity`. No decision depends on t
 """
 
 import errno
-import gc
 import os
 import re
 import shutil
@@ -205,15 +204,6 @@ class AtomicCheckpointsMixin(Trainer):
             yield
         finally:
             plugin.set_state_dict_type(previous)  # checkpoints are saved and loaded with this type
-
-    def end(self) -> None:
-        """Leave the process group in order, once everything is done."""
-        self.accelerator.wait_for_everyone()
-        # A DDP wrapper that still holds the process group would destroy it while the interpreter exits.
-        self.accelerator.free_memory()
-        self.model_wrapped = cast(nn.Module, self.model)
-        gc.collect()
-        self.accelerator.end_training()
 
 
 def resume_choice(arguments: TrainingArguments) -> str:

@@ -3,6 +3,7 @@
 >>> run_script((ModelArguments, PretrainingArguments), train)
 """
 
+import gc
 import logging
 import sys
 from argparse import Namespace
@@ -10,6 +11,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import PartialState
 from transformers.utils import logging as transformers_logging
 
 from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line
@@ -56,7 +59,12 @@ def run_script(
             logger.info(f"No --output_dir is given: everything is written to {args.output_folder}.")
         args.identifying_flags = identifying_flags(vars(flags), exclude=args.not_identifying)
         with lock_folder(args.output_folder):
-            return run(*instances)
+            result = run(*instances)
+            if torch.distributed.is_initialized():
+                gc.collect()  # what uses the process group is freed before the group ends
+                PartialState().wait_for_everyone()
+                PartialState().destroy_process_group()
+            return result
 
 
 def show_notices() -> None:
