@@ -17,7 +17,6 @@ from typing import Any, NoReturn, cast
 
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
-from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.json_files import read_json_object
@@ -167,15 +166,6 @@ def read_command_line(parser: HfArgumentParser) -> tuple[list[str], dict[str, An
 
 
 def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, ...]:
-    """One instance per dataclass of the parser; invalid values raise InputError.
-
-    `--disable_tqdm` switches off the bars of loading and tokenizing too.
-    """
+    """One instance per dataclass of the parser; invalid values raise InputError."""
     with input_errors("", ValueError):
-        instances = parser.parse_dict(vars(flags))
-    if any(getattr(instance, "disable_tqdm", False) for instance in instances):
-        import datasets
-
-        logging.disable_progress_bar()
-        datasets.disable_progress_bars()
-    return instances
+        return parser.parse_dict(vars(flags))

@@ -6,10 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import datasets
 import pytest
-from transformers import TrainingArguments
-from transformers.utils import logging
 
 from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line
 from hf_deberta.training.errors import InputError
@@ -41,19 +38,6 @@ class MyTaskArguments(BaseArguments):
 def parse(argument_class, words):
     parser = ScriptParser((argument_class,))
     return make_dataclasses(parser, parser.parse_args(words))
-
-
-def test_bars_can_be_switched_off():
-    logging.enable_progress_bar()
-    datasets.enable_progress_bars()
-    try:
-        parse(TrainingArguments, ["--output_dir", "x"])
-        assert logging.is_progress_bar_enabled() and datasets.are_progress_bars_disabled() is False
-        parse(TrainingArguments, ["--output_dir", "x", "--disable_tqdm", "true"])
-        assert not logging.is_progress_bar_enabled() and datasets.are_progress_bars_disabled()
-    finally:
-        logging.enable_progress_bar()
-        datasets.enable_progress_bars()
 
 
 def test_flags_of_a_json_file_are_defaults(tmp_path, monkeypatch):
