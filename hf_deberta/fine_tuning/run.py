@@ -4,7 +4,6 @@ A file of `tasks/` calls `run_task` with its class. docs/fine_tuning.md says wha
 """
 
 import copy
-import gc
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from pandas import DataFrame
@@ -53,9 +51,6 @@ def run_task(task_class: type[Task]) -> None:
             folder, runs = args.output_folder, {name: Path(name) for name in args.ensemble}
         if runs and args.should_save and (args.do_eval or args.do_predict):
             write_ensemble(folder, runs, task)
-        gc.collect()  # what uses the process group is freed before the group ends
-        PartialState().wait_for_everyone()
-        PartialState().destroy_process_group()
 
     classes = (task_class.model_arguments, task_class.arguments, SiftArguments, FineTuningArguments)
     choose = partial(choose_flags, recipe_task=task_class.recipe_name, demo=task_class.demo)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
+from huggingface_hub.utils import enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line
@@ -44,7 +46,9 @@ def run_script(
         set_by_recipe: see `ScriptParser`.
     """
     show_notices()
-    transformers_logging.disable_progress_bar()  # of loading and saving; those of training stay
+    transformers_logging.disable_progress_bar()  # of loading and saving; those of training and of downloads stay
+    if HF_HUB_DISABLE_PROGRESS_BARS is None:
+        enable_progress_bars()
     parser = ScriptParser(argument_classes, set_by_recipe, description)
     with user_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)

@@ -3,6 +3,9 @@
 import logging
 import sys
 
+from huggingface_hub.utils import are_progress_bars_disabled
+from transformers.utils.logging import is_progress_bar_enabled
+
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.corpus import CorpusArguments
 from hf_deberta.training.script import as_words, run_script
@@ -25,6 +28,14 @@ def test_a_script_locks_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--output_dir", str(tmp_path / "out")])
     locked = run_script((PretrainingArguments,), lambda args: list((tmp_path / "out").iterdir()))
     assert locked == [tmp_path / "out" / "_run.lock"] and not list((tmp_path / "out").iterdir())
+
+
+def test_only_the_bars_of_downloads_are_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--output_dir", str(tmp_path)])
+    shown = run_script(
+        (PretrainingArguments,), lambda args: (not are_progress_bars_disabled(), is_progress_bar_enabled())
+    )
+    assert shown == (True, False)
 
 
 def test_flags_as_words():
