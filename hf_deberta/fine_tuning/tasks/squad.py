@@ -39,10 +39,10 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import read_table, require_columns, require_texts, source_of
+from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import file_kind, read_json, shorten
 
@@ -55,7 +55,7 @@ MAX_ANSWER_START = 2**31  # of int32
 # The official files, for `read_as`
 OFFICIAL_ANSWERS = [{"text?": str, "answer_start": int}]
 OFFICIAL_QUESTION = {"id": str | int, "question": str, "answers?": OFFICIAL_ANSWERS, "is_impossible?": bool}
-OFFICIAL_ARTICLE = {"paragraphs": [{"context": str, "qas": [OFFICIAL_QUESTION]}]}
+OFFICIAL_ARTICLES = [{"paragraphs": [{"context": str, "qas": [OFFICIAL_QUESTION]}]}]
 
 
 # 1. Flags
@@ -115,23 +115,40 @@ def read_squad(file: str | Path) -> Dataset:
     if file_kind(path) == "json" and path.is_file():
         with suppress(InputError):  # one row per line, or an invalid file, which read_table reports
             document = read_json(path)
-    in_field = isinstance(document, dict) and "data" in document
-    rows = read_table(path, ("json", "jsonl", "parquet"), rows_field="data" if in_field else None)
-    if "paragraphs" not in rows.column_names:
-        return rows
-    columns = TEXT_FEATURES | ANSWER_FEATURES
-    with input_errors(source_of(rows, "article")):
-        questions = expand_rows(rows, _questions_of_article, [*columns], features=datasets.Features(columns))
-    fields = rows.features["paragraphs"].feature["qas"].feature
-    return questions if {"answers", "is_impossible"} & fields.keys() else questions.remove_columns("answers")
+    data = document.get("data") if isinstance(document, dict) else None
+    if isinstance(data, list) and (not data or (isinstance(data[0], dict) and "paragraphs" in data[0])):
+        return _read_articles(path, data)
+    return read_table(path, ("json", "jsonl", "parquet"), rows_field=None if data is None else "data")
 
 
-def _questions_of_article(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for paragraph in read_as(row, OFFICIAL_ARTICLE)["paragraphs"]:
-        for qa in paragraph["qas"]:
-            answers = _answers_by_column([] if qa["is_impossible"] else qa["answers"])
-            texts = {"id": str(qa["id"]), "context": paragraph["context"], "question": qa["question"]}
-            yield texts | {"answers": answers}
+def _read_articles(path: Path, articles: list) -> Dataset:
+    with input_errors(f"{path} is not in the format of an official SQuAD file"):
+        questions = list(_questions_of_articles(articles))
+        if not questions:
+            raise InputError("there is no question")
+    stat = path.stat()
+    # The size and modification time are part of the key under which datasets caches the rows.
+    arguments = {"path": str(path), "version": (stat.st_size, stat.st_mtime_ns)}
+    with input_errors(str(path), Exception):
+        features = datasets.Features(TEXT_FEATURES | ANSWER_FEATURES)
+        rows = Dataset.from_generator(_questions_of_file, features=features, gen_kwargs=arguments)
+    with_answers = any(question["answers"] is not None for question in questions)
+    return set_source(rows if with_answers else rows.remove_columns("answers"), [path])
+
+
+def _questions_of_file(path: str, version: tuple[int, int]) -> Iterator[dict]:
+    for question in _questions_of_articles(read_json(path)["data"]):
+        yield question | {"answers": _answers_by_column(question["answers"])}
+
+
+def _questions_of_articles(articles: list) -> Iterator[dict]:
+    """Yield the questions in the format of the Hub, but for answers; None if the file has none for a question."""
+    for article in read_as(articles, OFFICIAL_ARTICLES, "data"):
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                answers = [] if qa["is_impossible"] else qa["answers"]
+                row = {"id": str(qa["id"]), "context": paragraph["context"], "question": qa["question"]}
+                yield row | {"answers": answers}
 
 
 def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
