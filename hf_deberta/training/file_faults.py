@@ -19,6 +19,8 @@ from hf_deberta.training.errors import InputError, one_line
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
+# More brackets in one line than this may be nested so deeply that pyarrow's parser overflows the stack and crashes.
+MAX_UNCHECKED_BRACKETS = 1000
 NULL_ELEMENT = re.compile(rb"(^|[\[,])\s*null\b")  # an element of an array, perhaps one of an inner array
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
 # An escape in JSON; its group is half of a surrogate pair, which no text has, and which `datasets` may drop.
@@ -42,6 +44,8 @@ def check_file(file: str | Path) -> None:
     for number, line in _binary_lines(file):
         if is_json:
             first = first or line.strip()
+            if line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS:
+                _check_depth(line, file, number)
             if first[:1] == b"[":
                 may_have_null_rows |= b"null" in line and NULL_ELEMENT.search(line) is not None
             elif line.strip() == b"null" or first[:4] == b"null":  # pyarrow may crash on such a row
@@ -164,6 +168,15 @@ def _check_null_rows(file: str | Path) -> None:
     rows = _parse_file(file)
     if None in rows and not all(isinstance(row, str | None) for row in rows):
         require_object(None, f"{file}, row {rows.index(None) + 1}")
+
+
+def _check_depth(line: bytes, file: str | Path, number: int) -> None:
+    try:
+        json.loads(line)
+    except RecursionError as error:
+        raise InputError(f"{file}, line {number}: the JSON is nested too deeply") from error
+    except ValueError:  # a part of a document, or a fault that the reader reports
+        pass
 
 
 def require_object(row: Any, place: str) -> None:
