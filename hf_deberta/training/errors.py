@@ -7,6 +7,7 @@ run_glue.py: train.csv: [Errno 2] No such file or directory: 'train.csv'
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,7 @@ from huggingface_hub.errors import HFValidationError
 from transformers.utils import logging
 
 ROWS_SHOWN = 10  # numbers of rows in a message
-# What errors of a full disk say: of the system, also as safetensors and tokenizers repeat them, and of torch.save.
-FULL_DISK = [os.strerror(number) for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)]
-FULL_DISK += ["unexpected pos", "PytorchStreamWriter failed"]
+FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors whose message is that of their cause: of `datasets`, and of a configuration that breaks a rule.
 WRAPPERS = ("DatasetGenerationError", "StrictDataclassClassValidationError", "StrictDataclassFieldValidationError")
 
@@ -123,13 +122,22 @@ def one_line(error: BaseException) -> str:
 
 
 def full_disk_message(error: BaseException) -> str | None:
-    """Return what to do if an exception, or one that it follows from, says that a file could not be written in full."""
+    """Return what to do if an exception, or one that it follows from, says that a file could not be written in full.
+
+    safetensors, tokenizers and torch.save raise exceptions of their own, without the number of the error.
+    """
     cause: BaseException | None = error
     while cause is not None:
-        if any(sign in str(cause) for sign in FULL_DISK):
+        from_rust = type(cause).__name__ in ("SafetensorError", "Exception")  # tokenizers raises plain Exceptions
+        errors = re.findall(r"os error (\d+)", str(cause)) if from_rust else ()
+        number = cause.errno if isinstance(cause, OSError) else next(map(int, errors), None)
+        written_in_part = "unexpected pos" in str(cause) or "PytorchStreamWriter failed" in str(cause)
+        if number in FULL_DISK or (isinstance(cause, RuntimeError) and written_in_part):
+            reason = os.strerror(number) if number else "no space left"
+            file = getattr(cause, "filename", None) or "a file"
             return (
-                f"a file could not be written ({one_line(cause)}): make room in --output_dir and in the cache folders, "
-                "and repeat the command; it resumes from the last checkpoint"
+                f"{file} could not be written ({reason}): make room in --output_dir and in the cache folders, and "
+                "repeat the command; it resumes from the last checkpoint"
             )
         cause = cause.__cause__ or cause.__context__
     return None
