@@ -34,7 +34,7 @@ from hf_deberta.training.integrity import (
     find_damaged_files,
     write_manifest,
 )
-from hf_deberta.training.json_files import atomic_write, read_json_object, write_json
+from hf_deberta.training.json_files import DamagedFileError, atomic_write, read_json_object, write_json
 from hf_deberta.training.processes import in_main_process
 
 # push_to_hub ignores names that start with an underscore
@@ -185,9 +185,8 @@ class AtomicCheckpointsMixin(Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         path, combined_path = folder / f"{split}_results.json", folder / "all_results.json"
         if combined:
-            before, all_before = (read_json_object(file) if file.exists() else {} for file in (path, combined_path))
-            replaced = before.keys() - {"epoch"}  # of all splits
-            kept = {name: value for name, value in all_before.items() if name not in replaced}
+            replaced = _read_metrics(path).keys() - {"epoch"}  # of all splits
+            kept = {name: value for name, value in _read_metrics(combined_path).items() if name not in replaced}
             write_json(combined_path, dict(sorted({**kept, **metrics}.items())))
         write_json(path, dict(sorted(metrics.items())))
 
@@ -204,6 +203,14 @@ class AtomicCheckpointsMixin(Trainer):
             yield
         finally:
             plugin.set_state_dict_type(previous)  # checkpoints are saved and loaded with this type
+
+
+def _read_metrics(path: Path) -> dict[str, float]:
+    try:
+        return read_json_object(path) if path.exists() else {}
+    except DamagedFileError as error:
+        logger.warning(f"{error}; it is written anew, without the metrics of earlier commands")
+        return {}
 
 
 def resume_choice(arguments: TrainingArguments) -> str:
@@ -349,11 +356,18 @@ def replace_folder(source: Path, target: Path) -> None:
 
 
 def flush_to_disk(folder: Path) -> None:
-    """Force the files of a folder to disk (fsync), so that a power cut cannot leave them half written."""
-    for path in filter(Path.is_file, folder.rglob("*")):
-        with open(path, "rb") as file:
-            try:
-                os.fsync(file.fileno())
-            except OSError as error:  # some file systems do not support fsync
-                if error.errno == errno.ENOSPC:
-                    raise
+    """Force all files of a folder to disk (fsync), so that a power cut cannot leave them half written."""
+    for path in (*folder.rglob("*"), folder):
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except PermissionError:
+            if not path.is_dir():
+                raise
+            continue  # Windows cannot open folders
+        try:
+            os.fsync(handle)
+        except OSError as error:  # some file systems do not support fsync
+            if error.errno == errno.ENOSPC:
+                raise
+        finally:
+            os.close(handle)
