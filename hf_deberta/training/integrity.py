@@ -9,12 +9,13 @@ A checkpoint without a manifest comes from an earlier version or from another `T
 be there are checked. Damaged ones fail when they are read.
 """
 
+import re
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
@@ -55,7 +56,8 @@ def checksum(path: Path) -> int:
 
 def find_damage(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
     """Describe what is damaged or missing in a checkpoint: ["optimizer.pt is missing"]. Empty if it is whole."""
-    return find_damaged_files(checkpoint, ("*", "*/*")) or find_missing_parts(checkpoint, arguments)
+    damage = find_damaged_files(checkpoint, ("*", "*/*")) or find_missing_parts(checkpoint, arguments)
+    return damage or find_state_error(checkpoint)
 
 
 def find_damaged_files(folder: Path, patterns: tuple[str, ...]) -> list[str]:
@@ -101,3 +103,15 @@ def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[s
         for part, patterns in parts.items()
         if not any(path.is_file() for pattern in patterns for path in checkpoint.glob(pattern))
     ]
+
+
+def find_state_error(checkpoint: Path) -> list[str]:
+    """Say why the state of a checkpoint is not that of its step."""
+    name, message = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name), f"{TRAINER_STATE_NAME} is damaged"
+    try:
+        step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
+    except (ValueError, TypeError) as error:
+        return [f"{message} ({error})"]
+    if name is not None and step != int(name[1]):
+        return [f"{message} (it is of step {step})"]
+    return []

@@ -98,3 +98,16 @@ def test_parts_of_a_checkpoint(tmp_path, names, missing):
     assert find_damage(tmp_path, arguments) == missing
     arguments.deepspeed_plugin = object()
     assert find_damage(tmp_path, arguments) == ([] if "global_step5" in names else missing)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"), [('{"global_step": 4}', "it is of step 4"), ('{"step": 5}', "unexpected keyword"), ("{", "")]
+)
+def test_the_state_must_be_of_the_step(tmp_path, state, message):
+    folder = tmp_path / "checkpoint-5"
+    write_parts(folder, "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json")
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    assert find_damage(folder, arguments) == []
+    (folder / "trainer_state.json").write_text(state)
+    (damage,) = find_damage(folder, arguments)
+    assert damage.startswith("trainer_state.json ") and message in damage
