@@ -326,9 +326,9 @@ def encode_sentences(
         if label_all_tokens
     }
     has_labels = any(tags[0] is not None for tags in rows["tags"])
-    names = ["input_ids", "attention_mask", *["labels"] * has_labels, "word_indices", "word_positions", "is_partial"]
-    windows: dict[str, list] = {name: [] for name in names}
+    has_token_types = "token_type_ids" in tokenizer.model_input_names
     tokenized = iter(_tokenize_words(tokenizer, [s for sentences in rows["sentences"] for s in sentences], limit))
+    windows: list[dict[str, Any]] = []
     for sentences, tags, first_word in zip(rows["sentences"], rows["tags"], rows["first_word"], strict=True):
         words = [ids for _ in sentences for ids in next(tokenized)]
         word_labels = [
@@ -346,14 +346,15 @@ def encode_sentences(
                     positions.append(len(ids))
                 ids += words[index]
                 token_labels += [label] + [continued.get(label, IGNORED)] * (len(words[index]) - 1)
-            windows["input_ids"].append(ids + suffix)
-            windows["attention_mask"].append([1] * len(ids + suffix))
-            if has_labels:
-                windows["labels"].append(token_labels + [IGNORED] * len(suffix))
-            windows["word_indices"].append(list(range(first_word + window.label_start, first_word + window.label_end)))
-            windows["word_positions"].append(positions)
-            windows["is_partial"].append(window.is_partial)
-    return windows
+            ids += suffix
+            token_labels += [IGNORED] * len(suffix)
+            features = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": [0] * len(ids)}
+            labelled = list(range(first_word + window.label_start, first_word + window.label_end))
+            features |= {"labels": token_labels, "word_indices": labelled, "word_positions": positions}
+            windows.append({**features, "is_partial": window.is_partial})
+    columns = ["input_ids", "attention_mask", *["token_type_ids"] * has_token_types, *["labels"] * has_labels]
+    columns += ["word_indices", "word_positions", "is_partial"]
+    return {column: [features[column] for features in windows] for column in columns}
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
