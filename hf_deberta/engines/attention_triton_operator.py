@@ -87,6 +87,8 @@ def tiled_attention(
         saturation: the distance from which on all distances of a side share a row, by default k.
         compute_once: computes what does not differ between layers, by its key.
     """
+    if rows_of_distance is None and not (position_key is position_query is None):
+        raise ValueError("tables of positions need rows_of_distance, the row of each distance from -k to k")
     if scale <= 0:  # the kernels look for the largest score before they scale it
         position_query = None if position_query is None else position_query * scale
         query, scale = query * scale, 1.0

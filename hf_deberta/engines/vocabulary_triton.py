@@ -92,8 +92,8 @@ def losses_and_residual(
     seed = torch.randint(2**31, (1,), device=logits.device) if sampling_temperature else predictions
     with torch.cuda.device_of(logits):
         vocabulary_kernel[(tokens,)](
-            logits, labels, seed, losses, predictions, samples, vocabulary_size, 1 / (sampling_temperature or 1),
-            SAMPLES=bool(sampling_temperature), RESIDUAL=needs_residual, DIVISOR=gcd(vocabulary_size, 8), BLOCK=BLOCK,
-            num_warps=WARPS,
+            logits, labels.contiguous(), seed, losses, predictions, samples, vocabulary_size,
+            1 / (sampling_temperature or 1), SAMPLES=bool(sampling_temperature), RESIDUAL=needs_residual,
+            DIVISOR=gcd(vocabulary_size, 8), BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return losses, predictions, None if sampling_temperature is None else samples

@@ -19,7 +19,7 @@ from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_r
 from hf_deberta.fine_tuning.splits import find_task_name
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.errors import InputError
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.processes import is_main_process, number_of_devices
 from hf_deberta.training.run_identity import RunArguments
 from hf_deberta.training.script import as_words, used_and_changed
@@ -191,7 +191,8 @@ def is_without_training(flags: Namespace) -> bool:
 def flags_of_training(flags: Namespace) -> dict[str, Any]:
     """What the checkpoint read when it was trained, as flags; none if --task_name is another task than then."""
     name = flags.intermediate or flags.model_name_or_path
-    trained = read_config(name, flags).get("fine_tuning_flags") or {}
+    trained = read_config(name, flags).get("fine_tuning_flags")
+    trained = trained if isinstance(trained, dict) else {}
     task_name = getattr(flags, "task_name", None)
     if task_name and find_task_name(task_name, [trained.get("task_name") or ""]) is None:
         return {}
@@ -217,7 +218,8 @@ def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
     # by name: the demos train a tokenizer with code that only pretraining needs otherwise
     write_demo = getattr(import_module(f"hf_deberta.demos.{name}"), f"write_{name}_demo")
     folder = Path(output_dir or f"demo_output/{name}") / "inputs"
-    folder.mkdir(parents=True, exist_ok=True)
+    with input_errors("--output_dir", OSError):
+        folder.mkdir(parents=True, exist_ok=True)
     flags = {
         "output_dir": str(folder.parent),
         "learning_rate": 1e-3,

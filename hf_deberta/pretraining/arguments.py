@@ -266,7 +266,8 @@ def make_rows(
     overwrite = args.overwrite_cache and training_args.should_save  # by one process; the others read what it wrote
     rows = {}
     for split in corpus.splits:
-        tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
+        with input_errors("", FileExistsError, NotADirectoryError):  # --tokens_dir is a file
+            tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
         rows[split] = TokenRows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
         logger.info(
             f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows; the document of a token has a "

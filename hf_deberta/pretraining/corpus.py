@@ -80,6 +80,9 @@ class CorpusArguments:
         if (self.dataset_name is None) == (self.train_file is None):
             raise InputError("give the text to train on: either --train_file or --dataset_name")
         self.datasets = [DatasetName.parse(name) for name in self.dataset_name or []]
+        share = self.validation_split_percentage
+        if not 0 <= share < 100:
+            raise InputError(f"--validation_split_percentage must be in [0, 100), not {share}")
 
     def card_fields(self) -> dict[str, str | None]:
         """Return the `data` and `dataset` of `model_card.write_training_card`."""

@@ -33,9 +33,7 @@ def released_generator_config(name: str | Path, **options: Any) -> HfDebertaConf
     """
     hub = {option: options[option] for option in ("cache_dir", "revision", "token") if option in options}
     if not has_file(name, WEIGHTS, **hub):
-        raise InputError(
-            f"{name} has no generator beside the discriminator ({WEIGHTS}): name one (--generator_name_or_path)"
-        )
+        raise InputError(f"{name} has no generator beside the discriminator ({WEIGHTS}): name another checkpoint")
     if has_file(name, CONFIG, **hub):
         return HfDebertaConfig.from_pretrained(str(cached_file(name, CONFIG, **hub)), **options)
     weights = torch.load(str(cached_file(name, WEIGHTS, **hub)), map_location="meta", weights_only=True)

@@ -98,6 +98,11 @@ class RunArguments(TrainingArguments):
         if self.use_cpu or not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # torch warns that it has no effect
         super().__post_init__()
+        if self.do_train and self.max_steps < 1 and not (self.max_steps == -1 and self.num_train_epochs > 0):
+            raise InputError(
+                f"--max_steps {self.max_steps} with --num_train_epochs {self.num_train_epochs} trains nothing: "
+                "one must be above 0"
+            )
         started = int(os.environ.get("WORLD_SIZE", 1))
         if started > 1 and self.world_size == 1:  # each would train alone
             raise InputError(

@@ -64,7 +64,7 @@ def run_script(
         args.identifying_flags = identifying_flags(vars(flags), exclude=args.not_identifying)
         with lock_folder(args.output_folder):
             result = run(*instances)
-            if torch.distributed.is_initialized():
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
                 gc.collect()  # what uses the process group is freed before the group ends
                 PartialState().wait_for_everyone()
                 PartialState().destroy_process_group()

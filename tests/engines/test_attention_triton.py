@@ -302,6 +302,8 @@ def test_the_kernel_for_the_hub_loads_and_computes_the_same(tmp_path):
         assert {name.partition(".")[0] for name in imported} <= {"", "torch", "triton"} | sys.stdlib_module_names
     kernel = kernels.get_local_kernel(build.parents[1])
     leaves, rows, _ = inputs_of(BUCKETS, 37, batch=2)
+    with pytest.raises(ValueError, match="rows_of_distance"):
+        kernel.tiled_attention(**leaves)
     visible = lengths_mask(37, 21)
     options = {"rows_of_distance": rows, "saturation": saturation_of(rows), "visible": visible}
     found = results(lambda **tensors: kernel.tiled_attention(**tensors, **options), leaves)

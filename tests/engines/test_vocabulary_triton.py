@@ -47,6 +47,12 @@ def test_losses_predictions_and_residual(shape, dtype):
 
 
 @interpreted
+def test_labels_may_lie_apart():
+    logits, labels = random_rows(4, 50)
+    assert_equals_pytorch(logits, torch.stack([labels, labels + 1], 1)[:, 0])
+
+
+@interpreted
 def test_of_equal_logits_the_first_is_most_likely():
     from hf_deberta.engines.vocabulary_triton import losses_and_residual
 

@@ -2,12 +2,15 @@
 
 import dataclasses
 import importlib
+import math
 
 import pyarrow as pa
 import pytest
 from datasets import Dataset
 from transformers import TrainingArguments
 
+from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.run_identity import (
     BEST_MODEL_FLAGS,
@@ -146,3 +149,15 @@ def test_processes_that_are_not_connected_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="2 processes were started, but they cannot find each other.* add --use_cpu"):
         RunArguments(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [RunArguments, FineTuningArguments, PretrainingArguments])
+def test_a_training_without_a_step_is_refused(tmp_path, kind):
+    refused = [("num_train_epochs", 0), ("num_train_epochs", -1.0), ("num_train_epochs", math.nan)]
+    for name, value in [*refused, ("max_steps", 0), ("max_steps", -2)]:
+        fields = {name: value}
+        with pytest.raises(InputError, match=rf"--{name} {value} .*trains nothing"):
+            kind(str(tmp_path), use_cpu=True, do_train=True, **fields)
+        kind(str(tmp_path), use_cpu=True, **{"do_train": False, "do_eval": True, **fields})
+    kind(str(tmp_path), use_cpu=True, do_train=True, num_train_epochs=0, max_steps=5)
+    kind(str(tmp_path), use_cpu=True, do_train=True, num_train_epochs=0.1)
