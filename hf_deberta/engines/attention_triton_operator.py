@@ -127,7 +127,7 @@ def layout_in_tiles(
     tokens: int,
     tile: int,
 ) -> TileLayout:
-    """What `tiled_attention` is told of visible tokens, by tile."""
+    """Return the visible tokens, which have the arguments of `tiled_attention`, as the kernels read them."""
     spans = places = None
     if cu_seqlens is not None:
         places = places_in_packed_row(cu_seqlens, tokens, tile)

@@ -130,7 +130,7 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
     def write_card_and_push(self) -> None:
         """Push the model with its card on request; otherwise write the card, unless the trained model has it."""
         card = self.args.output_folder / "README.md"  # `save_model` writes one that describes no training
-        is_complete = card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
+        is_complete = card.exists() and "generated_from_trainer" in card.read_text("utf-8", "replace")
         if self.args.push_to_hub:
             self.push_to_hub()
         elif self.args.do_train and (self.trained or not is_complete):
