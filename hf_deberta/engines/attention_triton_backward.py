@@ -226,8 +226,8 @@ def table_gradients_kernel(
 def row_gradients_kernel(
     near, far,  # [parts, 2 * NEAR + 2, H, T, d] of table_gradients_kernel; [2, H, d] of the last row and the first
     rows,  # [(2 * NEAR + 2) * T] of distances
-    gradient,  # [H, R, d]
-    parts, heads, count, head_size, NEAR, scale, KEYS: tl.constexpr, ROWS: tl.constexpr,
+    gradient,  # [R, H, d]
+    parts, heads, count, head_size, NEAR, scale, KEYS: tl.constexpr, FAR: tl.constexpr, ROWS: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`."""
@@ -246,9 +246,10 @@ def row_gradients_kernel(
                 piece = ((part * blocks + block) * heads + head).to(tl.int64) * T + x[:, None]
                 of_block += tl.load(near + piece * head_size + channel, mask=inside, other=0.0)
             total = tl.dot(chosen, of_block, total, input_precision="ieee")
-    for side in tl.static_range(2):
-        end = tl.load(rows + (0 if side else blocks * T - 1))
-        shared = tl.load(far + (side * heads + head) * head_size + channel, mask=inside, other=0.0)
-        total += tl.where(row == end, shared, 0.0)
-    target = (head * count + row) * head_size + channel
+    if FAR:
+        for side in tl.static_range(2):
+            end = tl.load(rows + (0 if side else blocks * T - 1))
+            shared = tl.load(far + (side * heads + head) * head_size + channel, mask=inside, other=0.0)
+            total += tl.where(row == end, shared, 0.0)
+    target = (row * heads + head) * head_size + channel
     tl.store(gradient + target, (total * scale).to(gradient.dtype.element_ty), mask=inside & (row < count))

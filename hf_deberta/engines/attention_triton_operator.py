@@ -95,6 +95,7 @@ def tiled_attention(
     tile = launches(query.dtype, query.device)[0]
     batch, _, tokens, _ = query.shape
     tables = [None if table is None else table.to(query.dtype) for table in (position_key, position_query)]
+    by_distance: list[torch.Tensor | None] = [None, None]
     rows, near = None, ((tokens if longest is None else longest) - 1) // tile
     furthest = near
     if rows_of_distance is not None:
@@ -102,12 +103,13 @@ def tiled_attention(
         near = min(near, (distance + tile - 2) // tile)
         reach = (near + 1) * tile
         rows = compute_once(("rows", rows_of_distance, reach), lambda: rows_by_distance(rows_of_distance, reach))
+        by_distance = [None if table is None else table.detach().index_select(1, rows) for table in tables]
     layout = compute_once(
         ("layout", batch, tokens, tile), lambda: layout_in_tiles(visible, documents, cu_seqlens, batch, tokens, tile)
     )
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
     return attention_in_tiles(
-        query, key, value, *tables, rows, *layout, seed, scale, dropout_p, causal, near, furthest
+        query, key, value, *tables, *by_distance, rows, *layout, seed, scale, dropout_p, causal, near, furthest
     )[0]
 
 
@@ -193,9 +195,9 @@ def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor
 
 # the fields of `Call`, as both operators take them
 CALL = (
-    "Tensor query, Tensor key, Tensor value, Tensor? position_key, Tensor? position_query, Tensor? rows, Tensor? mask, "
-    "Tensor? spans, Tensor? places, Tensor? dropout_seed, float scale, float dropout_p, bool causal, SymInt near, "
-    "SymInt furthest"
+    "Tensor query, Tensor key, Tensor value, Tensor? position_key, Tensor? position_query, Tensor? key_by_distance, "
+    "Tensor? query_by_distance, Tensor? rows, Tensor? mask, Tensor? spans, Tensor? places, Tensor? dropout_seed, "
+    "float scale, float dropout_p, bool causal, SymInt near, SymInt furthest"
 )
 
 
@@ -304,36 +306,41 @@ def table_gradients(
         **{name: constants[name] for name in ("PACKED", "PRECISION", "T", "D")}, **call.launch(2),
     )  # fmt: skip
     count, few = table.shape[1], 16
-    gradient = table.new_empty(table.shape)
+    gradient = table_gradient_like(table)
     row_gradients_kernel[(-(-count // few), call.heads)](
-        near, far.sum(1), call.rows, gradient, parts, call.heads, count, call.size, call.near, call.scale,
-        KEYS=keys, ROWS=few, T=call.tile, D=call.channels, num_warps=8,
+        near, far.sum(1) if call.far else call.nothing, call.rows, gradient, parts, call.heads, count, call.size,
+        call.near, call.scale, KEYS=keys, FAR=call.far, ROWS=few, T=call.tile, D=call.channels, num_warps=8,
     )  # fmt: skip
     return gradient
+
+
+def table_gradient_like(table: torch.Tensor) -> torch.Tensor:
+    """An empty gradient [H, R, d] of a table, [R, H, d] in memory, as projections read it."""
+    return table.new_empty(table.shape[1], table.shape[0], table.shape[2]).transpose(0, 1)
 
 
 @attention_in_tiles_backward.register_fake
 def _(gradient, context, log_sum, train_tables, query, key, value, position_key, position_query, *_):
     batch, heads, tokens, size = query.shape
     states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
-    tables = (position_key, position_query)
-    return *states, *(query.new_empty(table.shape if train_tables and table is not None else 0) for table in tables)
+    tables = [table if train_tables else None for table in (position_key, position_query)]
+    return *states, *(query.new_empty(0) if table is None else table_gradient_like(table) for table in tables)
 
 
 def _save_for_backward(ctx, inputs, output):
-    tensors, ctx.numbers = inputs[:10], inputs[10:]
+    tensors, ctx.numbers = inputs[:12], inputs[12:]
     ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 15
+        return (None,) * 17
     context, log_sum, *tensors = ctx.saved_tensors
     train_tables = any(ctx.needs_input_grad[3:5])
     gradients = attention_in_tiles_backward(gradient, context, log_sum, train_tables, *tensors, *ctx.numbers)
     needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
-    return *needed, *(None,) * 10
+    return *needed, *(None,) * 12
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)
@@ -353,6 +360,8 @@ class Call:
     value: torch.Tensor
     position_key: torch.Tensor | None  # [H, R, d]
     position_query: torch.Tensor | None
+    key_by_distance: torch.Tensor | None  # [H, (2 * near + 2) * T, d], the tables' rows of all distances
+    query_by_distance: torch.Tensor | None
     rows: torch.Tensor | None  # [(2 * near + 2) * T], the row of each distance
     mask: torch.Tensor | None  # these four are a `TileLayout`
     spans: torch.Tensor | None
@@ -369,12 +378,10 @@ class Call:
         self.query, self.key, self.value = map(tokens_first, (self.query, self.key, self.value))
         self.c2p, self.p2c = self.position_key is not None, self.position_query is not None
         self.nothing = self.query.new_empty(1)
-        self.tables = [  # by distance
-            self.nothing if table is None or self.rows is None else table.index_select(1, self.rows)
-            for table in (self.position_key, self.position_query)
-        ]
-        tensors = (self.mask, self.spans, self.places)
-        self.visibility = [self.nothing if tensor is None else tensor for tensor in tensors]
+        self.tables, self.visibility = (
+            [self.nothing if tensor is None else tensor for tensor in tensors]
+            for tensors in ((self.key_by_distance, self.query_by_distance), (self.mask, self.spans, self.places))
+        )
         self.tile, self.launches = launches(self.query.dtype, self.query.device)
         self.blocks = -(-self.tokens // self.tile)
         self.programs = self.batch * self.blocks if self.places is None else len(self.places)

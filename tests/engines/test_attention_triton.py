@@ -284,11 +284,13 @@ def test_the_operators_agree_with_their_shape_rules():
     """Shapes, strides and gradients, with and without gradients of the tables."""
     leaves, rows, _ = inputs_of(CLIPPED, 18)
     near = furthest = 1
-    tables = attention_triton_operator.rows_by_distance(rows, (near + 1) * 16)
+    rows = attention_triton_operator.rows_by_distance(rows, (near + 1) * 16)
+    names = ("position_key", "position_query")
+    by_distance = [leaves[name].detach().index_select(1, rows) for name in names]
     for trained in (True, False):
-        for name in ("position_key", "position_query"):
+        for name in names:
             leaves[name] = leaves[name].detach().requires_grad_(trained)
-        arguments = (*leaves.values(), tables, *[None] * 4, 0.1, 0.0, False, near, furthest)
+        arguments = (*leaves.values(), *by_distance, rows, *[None] * 4, 0.1, 0.0, False, near, furthest)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(attention_triton_operator.attention_in_tiles, arguments, test_utils=checks)
 
@@ -315,9 +317,7 @@ def test_the_kernel_for_the_hub_loads_and_computes_the_same(tmp_path):
 @interpreted
 def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
     """Whichever of PyTorch's two settings was used: after mixing them, one of its getters raises an error."""
-    call = attention_triton_operator.Call(
-        *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 4, 1.0, 0.0, False, 0, 0
-    )
+    call = attention_triton_operator.Call(*inputs_of(CLIPPED, 5)[0].values(), *[None] * 7, 1.0, 0.0, False, 0, 0)
     assert call.constants()["PRECISION"] == "ieee"
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
     assert call.constants()["PRECISION"] == "tf32"
@@ -339,7 +339,7 @@ def test_a_model_uses_the_kernels():
         found = model(**inputs).logits
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
     first, second = calls  # the last layer has one query per sequence, which sdpa computes
-    rows_and_layout = [(one, other) for one, other in zip(first[5:], second[5:], strict=True) if torch.is_tensor(one)]
+    rows_and_layout = [(one, other) for one, other in zip(first[7:], second[7:], strict=True) if torch.is_tensor(one)]
     assert len(rows_and_layout) >= 2  # rows, and places or numbers and spans
     assert all(one is other for one, other in rows_and_layout)
 
