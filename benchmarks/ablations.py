@@ -31,6 +31,7 @@ from typing import Any
 from scripts import read_evaluations, run_script
 from table import RESULTS, pairs_by_seed, read_rows, summary
 from timing import record_runs
+from transformers import set_seed
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
@@ -221,6 +222,7 @@ def released_model(model: Path, work_dir: Path) -> dict[str, Any]:
     folder = work_dir / f"generator_{RELEASED_GENERATOR_LAYERS}"
     if not folder.exists():
         config = HfDebertaConfig.from_pretrained(model, num_hidden_layers=RELEASED_GENERATOR_LAYERS)
+        set_seed(1)  # the generator's head is new
         HfDebertaForMaskedLM.from_pretrained(model, config=config).save_pretrained(folder)
         load_tokenizer(model).save_pretrained(folder)
     return {"discriminator_name_or_path": model, "generator_name_or_path": folder}
