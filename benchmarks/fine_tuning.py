@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--epochs", default="3")
     parser.add_argument("--learning_rate", default="3e-4")
     parser.add_argument("--length", default="128", help="maximum number of tokens of an input")
-    parser.add_argument("--max_train_samples", type=int, default=8000)
+    parser.add_argument("--max_train_samples", type=int, help="default: 8000, or what short settings say")
     parser.add_argument("--max_eval_samples", type=int, help="default: all, or what short settings say")
     parser.add_argument("--no_dropout", action="store_true", help="train without: both classes compute the same then")
     args = parser.parse_args()
@@ -144,13 +144,15 @@ def save_checkpoints(model_folder: Path, folder: Path, dropout: bool) -> None:
 
 def settings_of(args: argparse.Namespace, task: Task) -> dict[str, str]:
     """Return the flags that say how to train, by name."""
-    settings = {"num_train_epochs": args.epochs, "max_train_samples": str(args.max_train_samples)}
+    settings = {"num_train_epochs": args.epochs, "max_train_samples": str(args.max_train_samples or 8000)}
     settings |= {"per_device_train_batch_size": "32", "learning_rate": args.learning_rate, "warmup_steps": "0.1"}
     settings |= {"max_seq_length": args.length}
     if args.settings == "short":
         settings = dict(task.changes)
         if "in-tree" in args.who and task.script != "run_squad.py":
             settings["cls_dropout"] = "0.1"  # what Transformers' classes have, which ignore the flag
+        if args.max_train_samples:
+            settings["max_train_samples"] = str(args.max_train_samples)
     if args.max_eval_samples:
         settings["max_eval_samples"] = str(args.max_eval_samples)
     if args.no_dropout and task.script != "run_squad.py":  # whose head has none
