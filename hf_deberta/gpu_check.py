@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
     for dtype in args.dtypes:
         if (fault := kernel_fault(device, getattr(torch, dtype))) is not None:
             checks.add(FAILED)
-            notes.append(f"{dtype}, loss over the vocabulary: the kernel {fault}")
+            notes.append(f"{dtype}, loss over the vocabulary: the kernel failed its check: {fault.message}")
     for note in notes:
         print(note)
     if FAILED in checks:

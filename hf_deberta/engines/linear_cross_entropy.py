@@ -24,7 +24,7 @@ from transformers.utils import logging
 from ..model.enhanced_mask_decoder import HfDebertaLMHead, sample_tokens, vocabulary_loss
 from ..model.input_checks import in_captured_graph, product_dtype, without_autocast
 from ..model.losses import loss_divisor
-from .attention_auto import failure_of, is_capturing, own_random_state
+from .attention_auto import Failure, failure_of, is_capturing, own_random_state
 from .guards import (
     PLAIN_TENSORS,
     in_functorch_transform,
@@ -42,7 +42,7 @@ MAX_PRODUCT_ELEMENTS = 2**22  # of the weight's gradient per product; 16 MiB fit
 DEVICE_FACTOR = 8  # on devices, which have no such caches and pay for each launch: chunks of 1 GiB of float32 logits
 
 logger = logging.get_logger(__name__)
-_kernel_faults: dict[tuple[torch.device, torch.dtype], str | None] = {}  # None if the kernel passed its check
+_kernel_faults: dict[tuple[torch.device, torch.dtype], Failure | None] = {}  # None if the kernel passed its check
 
 
 class Tokens(NamedTuple):
@@ -252,13 +252,18 @@ def may_use_kernel(logits: torch.Tensor) -> bool:
     if type(logits) not in PLAIN_TENSORS or unsupported_device(logits.device) or logits.dtype not in DTYPES:
         return False
     if kind not in _kernel_faults and not is_capturing(logits.device):
-        _kernel_faults[kind] = fault = kernel_fault(*kind)
+        fault = kernel_fault(*kind)
         if fault is not None:
-            logger.warning(f"PyTorch computes the loss over the vocabulary on {logits.device}: the kernel {fault}")
+            logger.warning(
+                f"PyTorch computes the loss over the vocabulary on {logits.device}, since the kernel failed its check: "
+                f"{fault.message}"
+            )
+        if fault is None or not fault.out_of_memory:  # else the next call checks again
+            _kernel_faults[kind] = fault
     return _kernel_faults.get(kind, "not checked") is None
 
 
-def kernel_fault(device: torch.device, dtype: torch.dtype) -> str | None:
+def kernel_fault(device: torch.device, dtype: torch.dtype) -> Failure | None:
     """What is wrong with the results of the kernel, compared with those of PyTorch; None if nothing is."""
     logits = torch.randn(5, 9000, generator=torch.Generator().manual_seed(0), device="cpu").mul_(4)
     best = torch.tensor([0, 8999, 4096, 17, 5000], device="cpu")
@@ -277,8 +282,8 @@ def kernel_fault(device: torch.device, dtype: torch.dtype) -> str | None:
         errors = (residual.float() - expected_residual.float()).abs()[labels >= 0]
         wrong += ["losses"] * (not close) + ["residual"] * (not errors.max() <= tolerance)
     except Exception as error:  # of compilation, launch, ...: whatever a device may answer
-        return f"failed its check: {failure_of(error).message}"
-    return f"has other {' and '.join(wrong)} in its check" if wrong else None
+        return failure_of(error)
+    return Failure(f"other {' and '.join(wrong)} than PyTorch's") if wrong else None
 
 
 def add_product(

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from hf_deberta.engines import linear_cross_entropy as module
+from hf_deberta.engines.attention_auto import Failure
 from hf_deberta.engines.attention_triton import INTERPRETING
 from hf_deberta.engines.linear_cross_entropy import kernel_fault, linear_cross_entropy, tokens_and_residual
 
@@ -139,6 +140,16 @@ def test_the_kernel_passes_its_check_and_a_wrong_one_does_not(monkeypatch, caplo
     assert not module.may_use_kernel(logits) and not module.may_use_kernel(logits)
     (record,) = caplog.records
     assert "predictions and residual" in record.getMessage()
+
+
+@interpreted
+def test_a_check_without_memory_is_repeated(monkeypatch, caplog):
+    faults = iter([Failure("OutOfMemoryError: 5 GiB", out_of_memory=True), None])
+    monkeypatch.setattr(module, "_kernel_faults", {})
+    monkeypatch.setattr(module, "kernel_fault", lambda *kind: next(faults))
+    logits, _ = random_rows(2, 50)
+    assert [module.may_use_kernel(logits) for _ in range(3)] == [False, True, True]
+    assert "5 GiB" in caplog.text
 
 
 def test_the_kernel_is_for_gpus():
