@@ -134,8 +134,8 @@ def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     if function is None or function.__module__.startswith("transformers."):
         raise ValueError(
-            f"unknown attention backend {name!r}: choose one of {', '.join((AUTO, *sorted(BACKENDS)))}, or register a "
-            "function, see the module hf_deberta.model.attention"
+            f'Specified `attn_implementation="{name}"` is not supported: choose one of '
+            f"{', '.join((AUTO, *sorted(BACKENDS)))}, or register a function, see the module hf_deberta.model.attention"
         )
     return function
 

@@ -188,7 +188,7 @@ def test_a_folder_that_does_not_exist(name):
 
 
 def test_unknown_attention_backend():
-    with pytest.raises(ValueError, match="unknown attention backend 'bogus': choose one of auto, eager, sdpa, triton"):
+    with pytest.raises(ValueError, match='"bogus"` is not supported: choose one of auto, eager, sdpa, triton'):
         HfDebertaModel(HfDebertaConfig.from_preset("tiny", attn_implementation="bogus"))
 
 
