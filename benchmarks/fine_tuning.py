@@ -268,21 +268,21 @@ def pair_table(rows: list[dict[str, str]]) -> str:
 
 
 def difference_table(rows: list[dict[str, str]]) -> str:
-    """Our scores minus those of Transformers' own classes with the same seed, rows and steps, trained with dropout.
+    """Our scores minus those of Transformers' own classes with the same seed and short settings, with dropout.
 
     Empty if no such pair was run. Both draw other dropout masks, so a difference has a standard error.
     """
-    rows = [row for row in rows if row["who"] != "untrained" and not row["setting"].endswith("no_dropout")]
+    rows = [row for row in rows if row["who"] != "untrained" and row["setting"].startswith("recipe auto")]
     lines = []
-    for (task, metric, setting, _), pairs in pairs_by_seed(
-        rows, ("task", "metric", "setting"), "who", "in-tree"
+    for (task, metric, _, train_rows, _), pairs in pairs_by_seed(
+        rows, ("task", "metric", "setting", "train_rows"), "who", "in-tree"
     ).items():
         scores = [mean_and_range(values) for values in zip(*pairs, strict=True)]
         differences = [ours - theirs for ours, theirs in pairs]
         error = f"{statistics.stdev(differences) / len(pairs) ** 0.5:.3f}" if len(pairs) > 1 else "-"
         mean = f"{statistics.mean(differences):+.3f}"
-        lines.append([f"{task}, {metric}", setting, str(len(pairs)), *scores, mean, error])
-    head = ["task, metric", "settings", "seeds", "hf_deberta", "Transformers", "difference", "standard error"]
+        lines.append([f"{task}, {metric}", train_rows, str(len(pairs)), *scores, mean, error])
+    head = ["task, metric", "training rows", "seeds", "hf_deberta", "Transformers", "difference", "standard error"]
     return markdown(head, lines, 2) if lines else ""
 
 
