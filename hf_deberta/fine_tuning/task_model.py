@@ -248,12 +248,12 @@ def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments, do
 
 
 def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
-    """Labels of the checkpoint in order; None for a regression."""
+    """Labels of the checkpoint in order; None for a regression, which is what one label means by default."""
     fields = read_config(args.checkpoint, args)
-    if fields.get("problem_type") == "regression":
-        return None
     stored = {name: fields[name] for name in ("id2label", "num_labels") if name in fields}
-    return tuple((PretrainedConfig(**stored).id2label or {}).values())  # two labels are the default, and not stored
+    labels: Any = PretrainedConfig(**stored).id2label or {}  # two labels are the default, and not stored
+    problem_type = fields.get("problem_type") or ("regression" if len(labels) == 1 else None)
+    return None if problem_type == "regression" else tuple(label for _, label in sorted(labels.items()))
 
 
 def _lowercase(labels: tuple[str, ...] | None) -> list[str] | None:

@@ -87,11 +87,21 @@ def test_labels_match_the_checkpoint_by_name(tmp_path, caplog):
         (label_fields(["a", "b", "c"]), ("a", "b", "c")),
         ({"num_labels": 2}, ("LABEL_0", "LABEL_1")),  # the default, which config.json leaves out
         (REGRESSION, None),
+        ({"num_labels": 1}, None),  # a regression, as Transformers and our head have it
+        ({**label_fields(["a"]), "problem_type": "multi_label_classification"}, ("a",)),
     ],
 )
 def test_labels_of_a_checkpoint(tmp_path, fields, labels):
     HfDebertaConfig(**fields).save_pretrained(tmp_path)
     assert checkpoint_labels(ModelArguments(str(tmp_path))) == labels
+
+
+def test_labels_are_in_the_order_of_their_numbers(tmp_path):
+    """A config.json may have them in the order of text, 0, 1, 10, 11, 2, ..., as older versions wrote it."""
+    names = {str(number): f"name {number}" for number in range(12)}
+    in_text_order = json.dumps({"model_type": "bert", "id2label": names}, sort_keys=True)
+    (tmp_path / "config.json").write_text(in_text_order)
+    assert checkpoint_labels(ModelArguments(str(tmp_path))) == tuple(names.values())
 
 
 @pytest.fixture(params=["ours", "bert"])
