@@ -366,10 +366,9 @@ def label_indices(
     is_class_label = hasattr(feature, "names")
     accepts_numbers = is_class_label or not any(label.lstrip("-").isdigit() for label in labels)
     indices = {label: index for index, label in enumerate(labels)}
-    numbered = feature.names if is_class_label and set(feature.names) == set(labels) else labels
-    lookup = indices | (
-        {str(number): indices[label] for number, label in enumerate(numbered)} if accepts_numbers else {}
-    )
+    by_name = is_class_label and not indices.keys().isdisjoint(feature.names)
+    numbered = enumerate(feature.names if by_name else labels)
+    lookup = indices | ({str(number): indices.get(label) for number, label in numbered} if accepts_numbers else {})
 
     def index_of(value: Any) -> int | None:
         # truth values, and numbers in csv columns in which some are missing
@@ -387,14 +386,14 @@ def label_indices(
         for label in [] if no_label else value if multi_label else [value]:
             index = None if _is_missing(label) else index_of(label)
             if index is None:
-                unknown[row] = shortened(label)
+                unknown[row] = shortened(feature.names[label] if by_name else label)
             else:
                 numbers[-1].append(index)
     if unknown:
         text = (
             f"unknown labels in the column {column!r}: {listed(sorted(set(unknown.values())))}; known are "
             f"{listed(labels)}"
-            + (f", or 0 to {len(labels) - 1}" if accepts_numbers else "")
+            + (f", or 0 to {len(labels) - 1}" if accepts_numbers and not by_name else "")
             + ("; to predict without these labels, name another --label_column_name" if split[:4] == "test" else "")
         )
         raise RowError(dict.fromkeys(unknown, text))
