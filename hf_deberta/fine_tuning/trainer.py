@@ -12,7 +12,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.ensemble import write_scores
-from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
+from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels, share_of_batch
 from hf_deberta.fine_tuning.task import Task, is_validation, logits_of
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.row_order import RowOrder
@@ -58,6 +58,18 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         check_label_smoothing(self)
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Weight the mean of these rows, which BERT and others return: they take num_items_in_batch and ignore it."""
+        if num_items_in_batch is None or getattr(self.model, "accepts_loss_kwargs", False):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, dict(inputs), True)
+        loss = loss * share_of_batch(inputs, num_items_in_batch)
+        if self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # as Trainer does: gradients are averaged
+        return (loss, outputs) if return_outputs else loss
 
     def compute_split_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         predicted = self.read_predictions(prediction.predictions)

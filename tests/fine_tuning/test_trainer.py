@@ -11,7 +11,12 @@ from datasets import Dataset
 from tiny_trainers import CLASS_ROWS as ROWS
 from tiny_trainers import collate_padded
 from tiny_trainers import fine_tuning_arguments as arguments
-from transformers import BertConfig, BertForQuestionAnswering, default_data_collator
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    default_data_collator,
+)
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -31,6 +36,11 @@ from hf_deberta.fine_tuning.trainer import (
 from hf_deberta.training import checkpoints
 from hf_deberta.training.checkpoints import RunEnd, inspect_finished_run
 from hf_deberta.training.errors import InputError
+
+BERT = BertConfig(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
 
 
 def make_trainer(
@@ -235,9 +245,8 @@ def test_label_smoothing_needs_classes(tmp_path):
     for factor in (1.0, -0.5):
         with pytest.raises(InputError, match=f"--label_smoothing_factor must be .* not {factor:g}"):
             make_trainer(arguments(tmp_path, label_smoothing_factor=factor))
-    bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
     with pytest.raises(InputError, match=message):
-        FineTuningTrainer(BertForQuestionAnswering(bert), args, default_data_collator, ROWS)
+        FineTuningTrainer(BertForQuestionAnswering(BERT), args, default_data_collator, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -265,3 +274,18 @@ def test_label_smoothing(tmp_path, model_class, shape):
     halves = [{name: value[part] for name, value in inputs.items()} for part in (slice(0, 1), slice(1, 4))]
     summed = sum(run.compute_loss(run.model, half, num_items_in_batch=items) for half in halves)
     torch.testing.assert_close(summed, expected)
+
+
+@pytest.mark.parametrize("model_class", [BertForSequenceClassification, BertForQuestionAnswering])
+def test_accumulation_with_a_model_that_takes_the_mean_of_a_batch(tmp_path, model_class):
+    """BERT accepts num_items_in_batch, and ignores it."""
+    answers = {"start_positions": [0, 1] * 4, "end_positions": [1, 2] * 4}
+    rows, losses = ROWS, []
+    if model_class is BertForQuestionAnswering:
+        rows = Dataset.from_dict({"input_ids": ROWS["input_ids"][:], **answers})
+    for size, pieces in ((8, 1), (2, 4), (3, 3)):  # of 3, 3 and 2 rows
+        torch.manual_seed(0)
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": pieces}
+        run = FineTuningTrainer(model_class(BERT), arguments(tmp_path, **sizes), default_data_collator, rows)
+        losses.append(run.train().training_loss)
+    assert losses[1:] == pytest.approx(2 * losses[:1], rel=1e-4)
