@@ -155,12 +155,13 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
     """Return the columns id, context, question and answers, after checking them.
 
     Args:
-        with_answers: require answers; otherwise the column may be missing.
+        with_answers: require answers; otherwise the column is left out unless every row has some, or an empty list.
     """
     with input_errors(source_of(rows, split)):
         require_columns(rows, [*TEXT_FEATURES, *["answers"] * with_answers], split)
         require_texts(rows, ["context", "question"], split)
-        features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if "answers" in rows.column_names else {}))
+        labelled = with_answers or ("answers" in rows.column_names and None not in rows["answers"][:])
+        features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if labelled else {}))
         rows, check = rows.select_columns(list(features)), partial(_check_row, labelled=with_answers)
         with all_bad_rows(rows, check):
             rows = rows.map(check, features=features, desc=f"checking {split}")

@@ -128,6 +128,14 @@ def test_a_test_file_needs_no_answers(tmp_path):
         squad_rows(read_squad(path), "validation")
 
 
+@pytest.mark.parametrize("answers", [None, {"text": ["Rome"], "answer_start": [0]}])
+def test_hidden_answers_are_no_missing_answers(answers):
+    """Metrics would count questions with hidden answers, null, as unanswerable ones."""
+    row = {"context": "Rome", "question": "?"}
+    rows = Dataset.from_list([{**row, "id": 1, "answers": answers}, {**row, "id": 2, "answers": None}])
+    assert squad_rows(rows, "test", with_answers=False).column_names == ["id", "context", "question"]
+
+
 def test_invalid_files(tmp_path):
     for articles, place in (("[]", ""), ('[{"paragraphs": [{"context": "c"}]}]', r".*data\[0\].paragraphs\[0\].qas")):
         (tmp_path / "x.json").write_text(f'{{"data": {articles}}}')
