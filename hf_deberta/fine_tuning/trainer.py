@@ -7,7 +7,6 @@ import torch
 from datasets import Dataset
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel
-from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
@@ -20,8 +19,6 @@ from hf_deberta.training.run_identity import content_hash
 from hf_deberta.training.run_trainer import RunTrainer
 
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
-
-logger = logging.get_logger(__name__)
 
 
 class FineTuningTrainer(RunTrainer, SiftTrainer):
@@ -159,15 +156,6 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
         """Keep the order of the rows; Trainer would group evaluation rows by length too."""
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        warmup = self.args.get_warmup_steps(num_training_steps)
-        if warmup >= num_training_steps:
-            logger.warning(
-                f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of this run: the learning "
-                "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
-            )
-        return super().create_scheduler(num_training_steps, optimizer)
 
 
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:

@@ -81,6 +81,15 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
             args.logging_steps = max(1, min(args.logging_steps, steps // 20))
         return *others, steps
 
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        if warmup >= num_training_steps:
+            logger.warning(
+                f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of this run: the learning "
+                "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
+            )
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         tied = getattr(self.model, "all_tied_weights_keys", {})
         load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]

@@ -138,15 +138,6 @@ def test_a_run_resumes_exactly(tmp_path):
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
-def test_a_warm_up_that_is_longer_than_the_run(tmp_path, caplog):
-    trainer = make_trainer(arguments(tmp_path, warmup_steps=100))
-    trainer.create_scheduler(101, torch.optim.SGD(trainer.model.parameters()))
-    assert not caplog.text
-    trainer.lr_scheduler = None
-    trainer.create_scheduler(100, torch.optim.SGD(trainer.model.parameters()))
-    assert "--warmup_steps 100 is not less than the 100 steps of this run" in caplog.text
-
-
 def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, monkeypatch):
     """Under FSDP, Trainer would need files that a finished model does not have."""
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny_trainers import classifier, language_model_trainer
 from transformers.trainer_utils import align_special_tokens
 
@@ -28,6 +29,16 @@ def test_a_resumed_run_warns_of_nothing(tmp_path, caplog):
         run.train(resume_from_checkpoint=last_checkpoint(run.args))
     assert run.state.global_step == 3
     assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("make", [classifier, lambda folder, **flags: language_model_trainer(folder, "mlm", **flags)])
+def test_a_warm_up_that_is_longer_than_the_run(make, tmp_path, caplog):
+    run = make(tmp_path, warmup_steps=100)
+    run.create_scheduler(101, torch.optim.SGD(run.model.parameters()))
+    assert not caplog.text
+    run.lr_scheduler = None
+    run.create_scheduler(100, torch.optim.SGD(run.model.parameters()))
+    assert "--warmup_steps 100 is not less than the 100 steps of this run" in caplog.text
 
 
 def test_special_tokens_are_completed_without_a_warning(tmp_path, caplog):
