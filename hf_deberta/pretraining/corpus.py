@@ -111,16 +111,18 @@ class Corpus:
         args = self.arguments
         options: dict[str, Any] = {"streaming": args.streaming, "cache_dir": self.cache_dir}
         splits: dict[str, Documents] = {}
+        needs_validation = args.validation_file is None and args.validation_split_percentage > 0
+        split_off = self._split_off_validation if needs_validation else None
         if args.dataset_name is not None:
             names = [replace(part, config=part.config or args.dataset_config_name) for part in args.datasets]
             hub_options = {**options, "token": self.token}
-            splits = load_datasets(names, args.text_column, args.stopping_strategy, hub_options)
+            splits = load_datasets(names, args.text_column, args.stopping_strategy, hub_options, split_off)
         given = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
         files = {split: expand_patterns(patterns) for split, patterns in given.items() if patterns}
         warn_of_shared_files(files)
         splits |= {split: read_files(paths, args, options) for split, paths in files.items()}
-        if "validation" not in splits and args.validation_split_percentage > 0:
-            splits |= self._split_off_validation(splits["train"])
+        if split_off is not None and "validation" not in splits:
+            splits |= split_off(splits["train"])
         for split, documents in splits.items():
             if documents.column_names is not None:  # of a stream they may be unknown
                 with input_errors(self.source(split)):

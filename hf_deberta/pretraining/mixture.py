@@ -4,6 +4,7 @@
 DatasetName(name='wikimedia/wikipedia', config='20231101.en', weight=0.7)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan
 from pathlib import Path
@@ -49,7 +50,11 @@ class DatasetName:
 
 
 def load_datasets(
-    names: list[DatasetName], text_column: str, stopping_strategy: str, options: dict[str, Any]
+    names: list[DatasetName],
+    text_column: str,
+    stopping_strategy: str,
+    options: dict[str, Any],
+    split_off: Callable[[Documents], dict[str, Documents]] | None = None,
 ) -> dict[str, Documents]:
     """Return the splits of one data set, or of several as one.
 
@@ -60,6 +65,7 @@ def load_datasets(
         text_column: the only column that is kept of several data sets.
         stopping_strategy: of `datasets.interleave_datasets`.
         options: keyword arguments of `datasets.load_dataset`.
+        split_off: divides training documents if there is no split "validation", before some are repeated.
     """
     loaded = []
     for name in names:
@@ -68,6 +74,8 @@ def load_datasets(
             loaded.append(dict(datasets.load_dataset(name.name, name.config, **options)))
         if "train" not in loaded[-1]:
             raise InputError(f"{name.name} has no split 'train'; it has {', '.join(loaded[-1])}")
+    if split_off is not None and not any("validation" in splits for splits in loaded):
+        loaded = [splits | split_off(splits["train"]) for splits in loaded]
     if len(names) == 1:
         return loaded[0]
     for name, splits in zip(names, loaded, strict=True):

@@ -77,6 +77,15 @@ def test_weights_are_shares_of_documents(streaming):
     assert 3000 in counts.values() or 1000 in counts.values()  # until the first one ends
 
 
+def test_repeated_documents_are_not_evaluated():
+    """The documents that are repeated are repeated in the training text alone."""
+    corpus, counts = read("small:a:1", "small:b:3", stopping_strategy="all_exhausted")
+    train, validation = ([*corpus.splits[split]["text"]] for split in ("train", "validation"))
+    assert len(set(train)) < counts["small"] == len(train)
+    assert set(train).isdisjoint(validation)
+    assert Counter(text.split()[1] for text in validation) == {"a": 50, "b": 50}  # 5 % of each
+
+
 def test_each_document_once():
     _, counts = read("big::1", "small::1", stopping_strategy="all_exhausted_without_replacement")
     assert counts == {"big": 3000, "small": 1000}
