@@ -44,7 +44,7 @@ class Vocabulary:
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> "Vocabulary":
         """Find the tokens that begin a word: those with "▁" (SentencePiece) or "Ġ" (byte BPE), and punctuation.
 
-        Without any "▁" or "Ġ", each token is a word.
+        If more tokens begin with "##" (WordPiece), all others begin a word. Without any mark, each token is a word.
         """
         if tokenizer.mask_token_id is None:
             raise InputError("masking needs a mask token, but this tokenizer has none: add mask_token='[MASK]'")
@@ -52,8 +52,9 @@ class Vocabulary:
         begins = np.array([piece is None or piece[:1] in ("▁", "Ġ") for piece in pieces])
         special = np.zeros(len(tokenizer), dtype=bool)
         special[[i for i in tokenizer.all_special_ids if i < len(tokenizer)]] = True
-        if not begins.any():
-            begins[:] = True
+        continues = np.array([piece is not None and piece[:2] == "##" for piece in pieces])
+        if continues.sum() >= begins.sum():
+            begins = ~continues
         if {piece[:1] for piece in pieces if piece} & {"Ġ", "▁"} == {"Ġ"}:  # each letter stands for a byte
             pieces = [piece and ByteLevel().decode([piece]) for piece in pieces]
         begins |= special | np.array([piece is not None and is_punctuation(piece) for piece in pieces])

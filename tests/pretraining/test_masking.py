@@ -129,6 +129,9 @@ def test_vocabulary_of_a_tokenizer():
     assert vocabulary.special.tolist() == [True, True, *[False] * 6, True]
     assert vocabulary.replacements.tolist() == list(range(2, 8)) and vocabulary.mask_token_id == 8
     assert Vocabulary.from_tokenizer(tokenizer(["[PAD]", "[UNK]", "a", "b", "[MASK]"], **special)).begins_word.all()
+    word_pieces = tokenizer(["[PAD]", "[UNK]", "a", "##b", "##c", "▁", "##,", "[MASK]"], **special)  # "▁" of a picture
+    begins = [True, True, True, False, False, True, False, True]
+    assert Vocabulary.from_tokenizer(word_pieces).begins_word.tolist() == begins
 
 
 def test_letters_that_stand_for_bytes():
