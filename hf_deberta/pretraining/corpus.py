@@ -174,10 +174,12 @@ class Corpus:
     def fingerprint(self, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """Return a hash that changes with the text or the tokenizer."""
         args = self.arguments
-        sources: list[Any] = []
-        for path in map(Path, self.files(split)):
-            sources.append((str(path), path.stat().st_size, path.stat().st_mtime_ns))
-        if args.dataset_name is not None:  # a stream has no fingerprint
+        paths = [*map(Path, self.files(split))]
+        if args.streaming:  # a stream has no fingerprint, but the files of a folder show a change
+            folders = (Path(part.name) for part in args.datasets)
+            paths += sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
+        sources: list[Any] = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+        if args.dataset_name is not None:
             sources.append(getattr(self.splits[split], "_fingerprint", None))
         if len(args.datasets) > 1:
             sources.append(args.stopping_strategy)
