@@ -33,12 +33,12 @@ def convert_adapter(source: str | Path, target: str | Path, num_attention_heads:
     weights: dict[str, torch.Tensor] = {}
     for name, weight in load_file(source / "adapter_model.safetensors").items():
         weights |= _converted(name, weight, num_attention_heads)
-    for key in ("target_modules", "feedforward_modules"):
+    for key in ("target_modules", "feedforward_modules", "modules_to_save", "exclude_modules"):
         if config.get(key):
             config[key] = _converted_modules(key, config[key])
     for key in ("rank_pattern", "alpha_pattern"):
-        if FUSED in str(config.get(key)):
-            raise ValueError(f"{key} of {source} names {FUSED}: name {', '.join(PARTS)} there instead")
+        if config.get(key):
+            config[key] = {new: n for name, n in config[key].items() for new in _converted_modules(key, [name])}
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target) as unfinished:
         save_file(weights, Path(unfinished) / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -61,6 +61,11 @@ def _converted(name: str, weight: torch.Tensor, heads: int) -> dict[str, torch.T
 
 
 def _converted_modules(key: str, modules: Any) -> list[str]:
+    """Return the names of our modules; a name may begin with those of outer modules, `self.in_proj`."""
     if not isinstance(modules, list):
         raise ValueError(f"{key} must be a list of names to be converted, not {modules!r:.200}")
-    return [name for module in modules for name in MODULES.get(module, (module,))]
+    parts = [module.rpartition(".") for module in modules]
+    converted = [outer + dot + new for outer, dot, name in parts for new in MODULES.get(name, (name,))]
+    if any(FUSED in name for name in converted):
+        raise ValueError(f"{key} must have names of modules to be converted, not {modules!r:.200}")
+    return converted

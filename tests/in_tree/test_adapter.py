@@ -15,6 +15,12 @@ IDS = torch.tensor([[1, 5, 7, 2], [1, 9, 8, 2]])
 ADAPTERS = {
     "LoRA": lambda: peft.LoraConfig(task_type="SEQ_CLS"),
     "DoRA": lambda: peft.LoraConfig(use_dora=True, target_modules=["in_proj", "pos_proj", "pos_q_proj", "dense"]),
+    "LoRA, names with outer modules": lambda: peft.LoraConfig(
+        target_modules=["self.in_proj", "deberta.encoder.layer.0.attention.self.pos_proj", "pos_q_proj"],
+        exclude_modules=["layer.1.attention.self.pos_q_proj"],
+        rank_pattern={"in_proj": 3},
+        alpha_pattern={"pos_proj": 32},
+    ),
 }
 
 
@@ -45,11 +51,7 @@ def test_a_converted_adapter_gives_equal_outputs(name, tmp_path):
 
 REFUSED = {
     "a pattern of names": ("LoRA", {"target_modules": ".*in_proj"}, "target_modules must be a list of names"),
-    "a rank of in_proj": (
-        "LoRA",
-        {"rank_pattern": {"in_proj": 4}},
-        "rank_pattern .* names in_proj: name query_proj",
-    ),
+    "a rank of a pattern": ("LoRA", {"rank_pattern": {".*in_proj": 4}}, "rank_pattern must have names of modules"),
     "another kind": ("LoHa", {}, "only LoRA and DoRA adapters of in_proj can be converted"),
     "a scale before the bias": ("IA3", {}, "only LoRA and DoRA adapters of in_proj can be converted"),
 }
