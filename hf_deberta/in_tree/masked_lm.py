@@ -99,22 +99,16 @@ def forward_of(in_tree: Callable) -> Callable:
         before_last = encoded.hidden_states[-2]
         if attention_mask is None:
             attention_mask = before_last.new_ones(before_last.shape[:2])
-        limit = embeddings.position_embeddings.num_embeddings
-        if position_ids is None and before_last.shape[1] > limit:
-            raise ValueError(
-                f"this input has {before_last.shape[1]} positions, and max_position_embeddings is {limit}; shorten the "
-                "input, or train with a larger max_position_embeddings"
-            )
-        if position_ids is None:
-            position_ids = torch.arange(before_last.shape[1], device=before_last.device)[None]
         shared = shared_by_layers(self.deberta.encoder, before_last, attention_mask)
         if shared is None:
             raise ValueError("the enhanced mask decoder needs fewer position_buckets than max_relative_positions")
-        context, table = shared
+        layout, table = shared
+        if position_ids is None:
+            position_ids = layout.absolute_positions(embeddings.position_embeddings.num_embeddings)
         states = before_last + embeddings.position_embeddings(position_ids)
         for _ in range(self.config.emd_steps):
             last = self.deberta.encoder.layer[-1]
-            states, _ = last(before_last, context, states, None, table)
+            states, _ = last(before_last, layout, states, None, table)
         logits = self.lm_predictions(states, embeddings.word_embeddings)
         returns_states, return_dict = flags.get("output_hidden_states"), flags.get("return_dict")
         if returns_states is None:

@@ -357,13 +357,15 @@ def test_an_official_release_gets_its_decoder(shape, tmp_path):
     ours, folder = released(tmp_path / "released", shape)
     weights = load_file(folder / "model.safetensors")
     inputs = batch()
+    padded_left = {name: tensor.flip(1) for name, tensor in inputs.items()}
     unlabelled = (inputs["input_ids"] % 5 != 0) | (inputs["attention_mask"] == 0)
     labels = inputs["input_ids"].masked_fill(unlabelled, -100)
     with enabled():
         for source in (folder, tmp_path / "saved"):
             model, report = AUTO["ForMaskedLM"].from_pretrained(source, output_loading_info=True)
             assert not report["missing_keys"] and not report["unexpected_keys"]
-            assert_same(outputs(ours, inputs), outputs(model, inputs), inputs["attention_mask"])
+            for each in (inputs, padded_left):
+                assert_same(outputs(ours, each), outputs(model, each), each["attention_mask"])
             found, expected = model(**inputs, labels=labels), ours(**inputs, labels=labels)
             assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-5) and found.hidden_states is None
             assert (model(input_ids=inputs["input_ids"][:1]).logits - found.logits[:1]).abs().max() < 1e-4
