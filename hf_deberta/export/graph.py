@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from hf_deberta.export.transformers_format import check_no_adapters
 from hf_deberta.model.attention_sdpa import distance_tables
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.modeling_heads import (
@@ -249,6 +250,7 @@ def check_model(model: HfDebertaPreTrainedModel, packed: bool) -> None:
             f"only models of hf_deberta can be exported, not {type(model).__name__}; load the checkpoint with the "
             "HfDebertaFor... class of its head"
         )
+    check_no_adapters(model)
     for name, parameter in model.named_parameters():
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise ValueError(

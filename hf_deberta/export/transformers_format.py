@@ -83,6 +83,7 @@ def _is_v1(config: PreTrainedConfig) -> bool:
 
 def _check_exportable(model: PreTrainedModel) -> None:
     """Raise ValueError if Transformers' classes cannot express the model; warn if its masked-LM logits will differ."""
+    check_no_adapters(model)
     config = model.config
     if "p2p" in config.pos_att_type:
         raise ValueError("Transformers' DeBERTa classes have no p2p term, so a model with it cannot be exported")
@@ -102,6 +103,13 @@ def _check_exportable(model: PreTrainedModel) -> None:
             "masked-LM logits will differ",
             stacklevel=3,
         )
+
+
+def check_no_adapters(model: torch.nn.Module) -> None:
+    """Raise ValueError for adapters of PEFT, whose layers wrap the model's own: an export would leave them out."""
+    for name, module in model.named_modules():
+        if hasattr(module, "base_layer"):
+            raise ValueError(f"{name} has an adapter: export what merge_and_unload() of PEFT returns")
 
 
 def to_v1_layout(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:

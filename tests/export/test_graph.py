@@ -4,6 +4,7 @@ import pytest
 import torch
 from export_cases import HEADS, LENGTHS, PACKED_HEADS, SHAPES, assert_agrees, make_model, packed_inputs, padded_inputs
 
+from hf_deberta import export_to_transformers
 from hf_deberta.export.graph import GraphModel
 
 FIELDS = {
@@ -66,3 +67,17 @@ def test_models_that_cannot_be_exported():
         GraphModel(make_model("HfDebertaModel").half())
     with pytest.raises(ValueError, match="packed=False"):
         GraphModel(make_model("HfDebertaForMultipleChoice"), packed=True)
+
+
+def test_adapters_must_be_merged_before(tmp_path):
+    """The graph reads weights of projections, and would leave LoRA out."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["query_proj", "dense"], init_lora_weights=False)
+    adapted = peft.get_peft_model(make_model("HfDebertaForSequenceClassification"), config).eval()
+    for export in (GraphModel, lambda model: export_to_transformers(model, tmp_path / "exported")):
+        with pytest.raises(ValueError, match="query_proj has an adapter: .* merge_and_unload"):
+            export(adapted.base_model.model)
+    inputs = padded_inputs(adapted, (2, 7))
+    with torch.no_grad():
+        expected, merged = adapted(**inputs).logits, adapted.merge_and_unload()
+        torch.testing.assert_close(GraphModel(merged)(*inputs.values())[0], expected, atol=1e-4, rtol=1e-4)
