@@ -169,5 +169,7 @@ def _in_tree_config(model: PreTrainedModel, is_v1: bool) -> PreTrainedConfig:
     # Transformers has no discriminator, no entity choice and no multiple choice for v1: name the class of the encoder
     if head in ("ForPreTraining", "ForEntityChoice") or (is_v1 and head == "ForMultipleChoice"):
         head = "Model"
+    if head == "ForQuestionAnswering":
+        config.num_labels = 2  # Transformers' head has as many outputs, and a checkpoint of NLI three labels
     config.architectures = [("Deberta" if is_v1 else "DebertaV2") + head]
     return config

@@ -39,6 +39,15 @@ def test_export_of_a_mask_decoder_warns_and_keeps_its_weights(tmp_path):
     torch.testing.assert_close(states[real], expected[real], atol=1e-5, rtol=0)
 
 
+def test_question_answering_from_a_checkpoint_of_three_labels(tmp_path):
+    model = hf_deberta.HfDebertaForQuestionAnswering(hf_deberta.HfDebertaConfig.from_preset("tiny", num_labels=3))
+    export_to_transformers(model.eval(), tmp_path)
+    plain = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
+    inputs = batch(lengths=(12, 12))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).end_logits, plain(**inputs).end_logits, atol=1e-6, rtol=0)
+
+
 NOT_EXPORTABLE = {
     "p2p term": ("HfDebertaModel", {"pos_att_type": "c2p|p2p"}, "p2p"),
     "projection head": ("HfDebertaForTokenClassification", {"token_classifier": "projection"}, "projection head"),
