@@ -200,8 +200,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         if untied_bias and not self.config.tie_word_embeddings:
             raise ValueError(
                 "this in-tree masked-LM checkpoint is untied and holds two output biases: Transformers uses "
-                "cls.predictions.decoder.bias, this model loads cls.predictions.bias; copy the former over the "
-                "latter in the file, then load it again"
+                "cls.predictions.decoder.bias, this model loads cls.predictions.bias; drop the latter from the "
+                "file and give the former its name, then load it again"
             )
         super()._adjust_missing_and_unexpected_keys(loading_info)
 
