@@ -151,6 +151,8 @@ def _to_in_tree_lm_head(weights: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     for name, tensor in weights.items():
         in_transform = name.startswith((ours + "dense.", ours + "LayerNorm."))
         converted[name.replace(ours, theirs + "transform." if in_transform else theirs)] = tensor
+    if theirs + "decoder.weight" in converted:  # untied: Transformers has two biases, and uses this one
+        converted[theirs + "decoder.bias"] = converted[theirs + "bias"].clone()
     return converted
 
 

@@ -48,6 +48,18 @@ def test_question_answering_from_a_checkpoint_of_three_labels(tmp_path):
         torch.testing.assert_close(model(**inputs).end_logits, plain(**inputs).end_logits, atol=1e-6, rtol=0)
 
 
+def test_untied_masked_lm_keeps_its_bias(tmp_path):
+    fields = {"emd_steps": 0, "tie_word_embeddings": False}
+    model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig.from_preset("tiny", **fields)).eval()
+    torch.nn.init.normal_(model.lm_predictions.lm_head.bias)
+    export_to_transformers(model, tmp_path)
+    plain, report = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    inputs = batch(lengths=(12, 12))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, plain.eval()(**inputs).logits, atol=1e-5, rtol=0)
+    assert not report["missing_keys"]
+
+
 NOT_EXPORTABLE = {
     "p2p term": ("HfDebertaModel", {"pos_att_type": "c2p|p2p"}, "p2p"),
     "projection head": ("HfDebertaForTokenClassification", {"token_classifier": "projection"}, "projection head"),
