@@ -10,12 +10,14 @@ InputError: train.jsonl, row 7: the question must be text, not null
 import csv
 import glob
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 from datasets import Dataset
 from transformers.utils import logging
 
@@ -29,7 +31,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "csv": CSV_OPTIONS,
     "tsv": {**CSV_OPTIONS, "sep": "\t", "quoting": csv.QUOTE_NONE},  # quotation marks are text, as in files of GLUE
 }
-IMPLICIT_INDEX = "__index_level_0__"  # pandas: every row of a csv has more fields than the header
 CHECKED = "hf_deberta_checked"
 MAX_FILES_IN_MESSAGE = 3
 LEFT_OUT, EXPANDED = "(left out)", "(expanded)"  # among the names of files in `info.download_checksums`
@@ -50,7 +51,20 @@ def read_table(file: str | Path, kinds: Sequence[str] = TABLES, rows_field: str 
     if file_kind(file) not in kinds and not Path(file).is_dir():
         raise InputError(f"{file} is none of {', '.join(kinds)}")
     field: dict[str, Any] = {} if rows_field is None else {"field": rows_field, "encoding": "utf-8-sig"}
-    return load_files(file_kind(file), [str(file)], **field)
+    rows = load_files(file_kind(file), [str(file)], **field)
+    return with_numbers(rows) if is_csv(rows) else rows
+
+
+def with_numbers(rows: Dataset) -> Dataset:
+    """Make numbers of the fields of a csv file, column by column, where that loses nothing: 0012 and 3.50 stay text."""
+    features = rows.features.copy()
+    for column in rows.column_names:
+        for kind, number in (("int64", np.int64), ("float64", float)):
+            with suppress(ValueError, OverflowError):  # no number, or a large one
+                if all(str(number(text)) == text for text in rows[column] if text is not None):
+                    features[column] = datasets.Value(kind)
+                    break
+    return rows if features == rows.features else rows.cast(features)
 
 
 def load_files(
@@ -64,16 +78,19 @@ def load_files(
     """
     options = {"cache_dir": cache_dir, **OPTIONS.get(kind, {}), **options}
     options["data_files"] = [glob.escape(file) for file in files]  # `datasets` takes names for patterns
+    checked = [file for file in files if len(files) == 1 or not Path(file).is_file() or Path(file).stat().st_size]
     with input_errors(list_files(files), Exception), _quiet_datasets():
-        if streaming:
-            rows = datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)
-            return set_source(rows, files)
-        checked = [file for file in files if len(files) == 1 or not Path(file).is_file() or Path(file).stat().st_size]
-        builder = datasets.load_dataset_builder(BUILDERS[kind], CHECKED, **options)
-        if not Path(builder.cache_dir).exists():
-            for file in checked:
-                check_file(file)
         try:
+            if BUILDERS[kind] == "csv":
+                (names, *_) = [read_header(file, kind) for file in checked]
+                options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string")))
+            if streaming:
+                rows = datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)
+                return set_source(rows, files)
+            builder = datasets.load_dataset_builder(BUILDERS[kind], CHECKED, **options)
+            if not Path(builder.cache_dir).exists():
+                for file in checked:
+                    check_file(file)
             builder.download_and_prepare()
         except Exception:
             raise_fault(checked)
@@ -81,21 +98,21 @@ def load_files(
         if builder.info.splits is None or not builder.info.splits["train"].num_examples:
             raise InputError(f"{list_files(files)} has no rows")
         rows = builder.as_dataset(split="train")
-        if BUILDERS[kind] == "csv":
-            for file in checked:
-                _check_header(file, rows.column_names)
     return set_source(rows, files, [len(rows)] if len(files) == 1 else ())
 
 
-def _check_header(file: str | Path, columns: list[str]) -> None:
-    """Raise an InputError if pandas has renamed columns, or taken the first for an index."""
-    if IMPLICIT_INDEX in columns:
-        raise InputError(f"{file}: the rows have more fields than the header")
-    dialect: Any = OPTIONS[file_kind(file)]
-    fields = csv.reader(read_lines(file), delimiter=dialect.get("sep", ","), quoting=dialect.get("quoting", 0))
-    header = next((names for names in fields if names), [])
+def read_header(file: str | Path, kind: str) -> list[str]:
+    """Return the names of the columns of a csv or tsv file, as pandas gives them."""
+    dialect = OPTIONS[kind]
+    lines = csv.reader(
+        map("{}\n".format, read_lines(file)), delimiter=dialect.get("sep", ","), quoting=dialect.get("quoting", 0)
+    )
+    header, *row = [*islice(filter(None, lines), 2)] or [[]]
     if len(set(header)) < len(header):
         raise InputError(f"{file}: the header has the column {max(header, key=header.count)!r} more than once")
+    if row and len(row[0]) > len(header):
+        raise InputError(f"{file}: the rows have more fields than the header")
+    return [name or f"Unnamed: {number}" for number, name in enumerate(header)]
 
 
 def warn_of_shared_files(files: Mapping[str, Sequence[str | Path]]) -> None:
@@ -192,18 +209,10 @@ def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str
 
 
 def leave_out(rows: Dataset, numbers: Collection[int]) -> Dataset:
-    """Return the other rows, which messages still number as in their files.
-
-    In a csv, missing values make decimals of whole numbers; where no value is missing any more, they are whole again.
-    """
+    """Return the other rows, which messages still number as in their files."""
     kept = rows.select([number for number in range(len(rows)) if number not in numbers])
     gone = sorted({_number_in_files(rows, number) for number in numbers} | set(left_out_rows(rows)))
     kept.info.download_checksums = {**(rows.info.download_checksums or {}), LEFT_OUT: {"numbers": gone}}
-    decimals = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") == "float64"]
-    for name in decimals if _is_csv(rows) else ():
-        values = kept[name][:]
-        if None in rows[name][:] and None not in values and all(map(float.is_integer, values)):
-            kept = kept.cast_column(name, datasets.Value("int64"))
     return kept
 
 
@@ -218,7 +227,8 @@ def _number_in_files(rows: Dataset, number: int) -> int:
     return number
 
 
-def _is_csv(rows: Dataset) -> bool:
+def is_csv(rows: Dataset) -> bool:
+    """True if the rows come from csv or tsv files."""
     files = source_files(rows)
     return bool(files) and all(file_kind(file) in ("csv", "tsv") for file in files)
 
@@ -241,7 +251,7 @@ def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
 
     In csv and tsv files a number is text, and an empty field, which is read as None, is an empty text.
     """
-    from_csv = _is_csv(rows)
+    from_csv = is_csv(rows)
     for column in columns:
         values = rows[column][:]
 

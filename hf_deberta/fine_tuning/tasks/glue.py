@@ -52,7 +52,7 @@ from hf_deberta.fine_tuning.task_model import checkpoint_labels, read_config
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import csv_text, place_of_rows, require_columns, source_of
+from hf_deberta.training.data_files import csv_text, is_csv, place_of_rows, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import shorten
 
@@ -193,8 +193,8 @@ def infer_task(
     require_no_missing_labels(rows, [_is_missing(value) for value in rows[label_column][:]], "train", label_column)
     if regression is None and _is_text(feature):
         require_names_or_numbers(rows, label_column, "train")
-    if regression or (regression is None and getattr(feature, "dtype", "").startswith("float")):
-        if regression is None and all(value.is_integer() for value in rows[label_column][:]):
+    if regression or (regression is None and _are_decimals(rows, label_column)):
+        if regression is None and all(_as_number(value).is_integer() for value in rows[label_column][:]):
             logger.warning(
                 f"The column {label_column!r} holds whole numbers written as decimals, such as "
                 f"{rows[label_column][0]}. They are regression targets; if they are classes, add --do_regression false."
@@ -217,6 +217,14 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
             "name the one or two to read with --text_column_names"
         )
     return tuple(texts)
+
+
+def _are_decimals(rows: Dataset, column: str) -> bool:
+    """True for floats, and for texts in a csv file that are numbers, some not whole: 3.50 is a text there."""
+    if not is_csv(rows) or not _is_text(rows.features[column]):
+        return getattr(rows.features[column], "dtype", "").startswith("float")
+    labels = rows[column][:]
+    return all(isfinite(_as_number(label)) for label in labels) and not all(map(str.isdecimal, labels))
 
 
 def _is_text(feature: Any) -> bool:
@@ -371,7 +379,7 @@ def label_indices(
     lookup = indices | ({str(number): indices.get(label) for number, label in numbered} if accepts_numbers else {})
 
     def index_of(value: Any) -> int | None:
-        # truth values, and numbers in csv columns in which some are missing
+        # truth values, and whole numbers of which a missing one made decimals
         is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
         is_whole = is_whole or (accepts_numbers and isinstance(value, str) and value.isdecimal())
         return lookup.get(str(value), lookup.get(str(int(value))) if is_whole else None)

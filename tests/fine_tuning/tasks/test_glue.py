@@ -113,6 +113,19 @@ def test_labels_that_may_be_mistakes(caplog):
     assert infer(texts(0.0, 1.0)).labels is None and "--do_regression false" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("fields", "labels"),
+    [(["3.50", "4"], None), (["007", "012"], ("007", "012")), (["True", "False"], ("False", "True"))],
+)
+def test_labels_of_csv_that_numbers_would_change(tmp_path, fields, labels):
+    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a b,{field}\n" for field in fields))
+    train = read_table(tmp_path / "train.csv")
+    task = infer(train)
+    assert task.labels == labels
+    targets = glue.read_targets(train, "train", task, "label")
+    assert list(targets) == (list(map(float, fields)) if labels is None else list(map(labels.index, fields)))
+
+
 def test_a_cell_that_is_no_number_among_numbers(tmp_path):
     """It would make a class of each number. Names, versions and whole numbers may be labels, also beside each other."""
 
@@ -148,7 +161,7 @@ def test_targets_are_in_the_order_of_the_model(encode, order):
 @pytest.mark.parametrize(
     ("labels", "values", "expected"),
     [
-        (("no", "yes"), [1.0, 0.0, None], [1, 0, -1]),  # a csv column of integers with gaps is read as floats
+        (("no", "yes"), [1.0, 0.0, None], [1, 0, -1]),
         (("1", "2"), [2.0, 1.0, None], [1, 0, -1]),
         (("a", "b"), ["1", "0", ""], [1, 0, -1]),
         (("-1", "1"), [1, -1], [1, 0]),  # names that look like numbers, and -1 is one
