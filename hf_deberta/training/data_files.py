@@ -103,6 +103,7 @@ def load_files(
 
 def read_header(file: str | Path, kind: str) -> list[str]:
     """Return the names of the columns of a csv or tsv file, as pandas gives them."""
+    csv.field_size_limit(2**31 - 1)  # as large as Windows allows
     dialect = OPTIONS[kind]
     lines = csv.reader(
         map("{}\n".format, read_lines(file)), delimiter=dialect.get("sep", ","), quoting=dialect.get("quoting", 0)

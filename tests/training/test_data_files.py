@@ -222,6 +222,10 @@ def test_texts_of_json_are_texts(tmp_path, value):
         require_texts(rows, ["a"], "train")
 
 
+def test_fields_of_csv_may_be_long(tmp_path):
+    assert len(read_table(write(tmp_path, "a.csv", "a\n" + "x" * 200_000 + "\n"))["a"][0]) == 200_000
+
+
 def test_texts_of_csv_may_be_digits_or_empty(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = read_table(write(tmp_path, "a.csv", "a,b\n1,x\n2,\n"))
