@@ -150,9 +150,9 @@ def has_finite_weights(model: nn.Module) -> torch.Tensor:
 
 
 class _StartOfTraining(TrainerCallback):
-    """Forgets earlier failures, and follows the schedule with this run's learning rate.
+    """Forgets earlier failures, and follows the schedule of this run with its learning rate.
 
-    A checkpoint that is resumed contains the rate of its own run.
+    A checkpoint that is resumed contains the rate of its own run, which may be shorter.
     """
 
     def __init__(self, trainer: FiniteValuesMixin) -> None:
@@ -160,13 +160,9 @@ class _StartOfTraining(TrainerCallback):
 
     def on_train_begin(self, args: Any, *_: Any, optimizer: Any = None, lr_scheduler: Any = None, **kw: Any) -> None:
         self.trainer.reset_failures()
-        rate, rates = args.learning_rate, set(getattr(lr_scheduler, "base_lrs", ()))
-        if (
-            self.trainer.has_own_optimizer
-            or not isinstance(lr_scheduler, LambdaLR)
-            or len(rates) > 1
-            or rates == {rate}
-        ):
+        rate = args.learning_rate
+        is_ours = isinstance(lr_scheduler, LambdaLR) and not self.trainer.has_own_optimizer
+        if not is_ours or len(set(lr_scheduler.base_lrs)) > 1:
             return
         current = [rate * factor(lr_scheduler.last_epoch) for factor in lr_scheduler.lr_lambdas]
         for group, value in zip(optimizer.param_groups, current, strict=True):

@@ -225,6 +225,18 @@ def test_a_checkpoint_is_continued_with_another_learning_rate(tmp_path):
     assert resumed[1e-3] == pytest.approx([*expected[:6], *(rate / 10 for rate in expected[6:])])
 
 
+def test_a_finished_run_that_becomes_longer_has_no_step_at_its_old_rate(tmp_path):
+    """The rate of the last checkpoint is zero."""
+    fields = {**SAVING, "logging_steps": 1, "save_total_limit": None, "lr_scheduler_type": "linear"}
+    rates = []
+    for name, steps, checkpoint in (("whole", 9, None), ("first", 6, None), ("longer", 9, "first/checkpoint-6")):
+        run = classifier(tmp_path / name, **{**fields, "max_steps": steps})
+        run.train(resume_from_checkpoint=checkpoint and str(tmp_path / checkpoint))
+        rates.append([entry["learning_rate"] for entry in run.state.log_history if "loss" in entry])
+    whole, _, longer = rates
+    assert longer[6:] == whole[6:]
+
+
 def test_an_optimizer_of_the_user_keeps_its_learning_rate(tmp_path):
     model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
