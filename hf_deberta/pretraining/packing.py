@@ -118,10 +118,11 @@ class TokenRows(torch.utils.data.Dataset):
 
     def mean_context_length(self) -> float:
         """Return the length of the piece that a token belongs to, averaged over all tokens."""
-        sizes = np.diff(self.tokens.ends, prepend=0)
-        whole, rest = np.divmod(sizes, self.length - 2)
-        squares = (whole * self.length**2 + np.where(rest > 0, rest + 2, 0) ** 2).sum()
-        return float(squares / (whole * self.length + np.where(rest > 0, rest + 2, 0)).sum())
+        ends = self.tokens.ends
+        documents, offsets = self.rows.T
+        row_starts = np.append(0, ends)[documents] + offsets
+        lengths = np.diff(np.union1d(row_starts, ends)) + 2
+        return float((lengths**2).sum() / lengths.sum())
 
 
 class RowCollator:
