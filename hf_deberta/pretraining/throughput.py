@@ -4,6 +4,7 @@ Counts the matrix products of the model as the paper defines it, three times the
 implementation, and work that it saves, is not counted, so that implementations can be compared.
 """
 
+import re
 import time
 from typing import Any
 
@@ -13,7 +14,8 @@ from transformers import TrainerCallback
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.model.losses import IGNORED
 
-# Dense peaks in operations per second, from the makers' data sheets. The first name that a device's name contains wins.
+# Dense peaks in operations per second, from the makers' data sheets. The first name that a device's name contains wins;
+# no digit may follow it, as in "RTX A1000".
 BF16_PEAKS = {
     "B200": 2250e12,
     "H200 NVL": 835e12,
@@ -80,7 +82,7 @@ def rtd_training_operations(
 def peak_operations(device: torch.device) -> float | None:
     """Return the device's bfloat16 peak in operations per second if its data sheet is known."""
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((peak for name, peak in BF16_PEAKS.items() if name in device_name), None)
+    return next((peak for name, peak in BF16_PEAKS.items() if re.search(rf"{name}(?!\d)", device_name)), None)
 
 
 class ThroughputMeter(TrainerCallback):
