@@ -55,7 +55,7 @@ class LanguageModelTrainer(PretrainingTrainer):
             return {LOSSES[self.objective][0]: inputs}
         masked = {**inputs, "causal": False}
         originals = torch.where(inputs["labels"] == IGNORED, inputs["input_ids"], inputs["labels"])
-        labels = originals.masked_fill(inputs["input_ids"].eq(self.model.config.pad_token_id), IGNORED)
+        labels = originals.masked_fill(originals.eq(self.model.config.pad_token_id), IGNORED)
         if "position_ids" in inputs:  # the first token of a document is not predicted
             labels = labels.masked_fill(inputs["position_ids"] == 0, IGNORED)
         causal = {name: value for name, value in inputs.items() if name != "max_predictions_per_row"}  # of other labels

@@ -64,10 +64,12 @@ def test_a_stable_rate_falls_in_the_last_tenth(tmp_path):
 def test_joint_loss_is_the_sum_of_both(tmp_path):
     run = trainer(tmp_path, "joint")
     batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])
+    batch["input_ids"][0, (batch["labels"][0] != -100).nonzero()[0]] = 0  # --masking official draws [PAD], too
     passes = run.inputs_per_loss(batch)
     masked, causal = passes["masked"], passes["causal"]
     assert (causal["input_ids"] != 4).all() and (masked["input_ids"] == 4).any()
     assert (causal["labels"][causal["position_ids"] == 0] == -100).all()
+    assert (causal["labels"] != -100).equal((causal["position_ids"] > 0) & (causal["input_ids"] != 0))
     losses = [run.model(**given).loss for given in passes.values()]
     items = run._get_num_items_in_batch([batch], torch.device("cpu"))
     assert items.tolist() == [(masked["labels"] != -100).sum(), (causal["labels"] != -100).sum()]
