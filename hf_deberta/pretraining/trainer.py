@@ -117,7 +117,8 @@ class PretrainingTrainer(RunTrainer):
         speed = {"tokens_per_second": round(tokens / seconds, 1)}
         peak = peak_operations(self.args.device) if self.args.bf16 or self.args.fp16 else None
         if peak is not None:
-            speed["mfu"] = round(self.operations(tokens, predicted) / seconds / (peak * self.args.world_size), 4)
+            devices = self.args.world_size * max(self.args.n_gpu, 1)
+            speed["mfu"] = round(self.operations(tokens, predicted) / seconds / (peak * devices), 4)
         return speed
 
     def operations(self, tokens: float, predicted: float) -> float:

@@ -223,6 +223,18 @@ def test_speed_counts_real_tokens(tmp_path, monkeypatch):
     assert entry["tokens_per_second"] > 0 and 0 < entry["mfu"] < 1.5
 
 
+def test_the_peak_is_that_of_all_gpus_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "peak_operations", lambda device: 1e10)
+    run = trainer(tmp_path, "mlm", bf16=True)
+    run.operations = lambda tokens, predicted: 4e10
+    run.meter.read_and_reset = lambda: (10.0, torch.tensor([100, 15]))
+    shares = []
+    for gpus in (0, 1, 2):
+        monkeypatch.setattr(TrainingArguments, "n_gpu", gpus)
+        shares.append(run.throughput()["mfu"])
+    assert shares == [0.4, 0.4, 0.2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", LOSSES)
 def test_compiled_graphs_give_the_same_metrics(tmp_path, objective):
