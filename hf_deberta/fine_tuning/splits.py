@@ -46,7 +46,7 @@ class DataArguments:
         "Folder with the files train.*, validation.* and test.*. Each may also be a set of shards "
         f"(train-00000-of-00002.*) or a folder of {SPARK_PART_GLOB} files as Spark writes it.",
     )
-    train_file: str | None = flag(None, "Rows to train on: jsonl, parquet, csv, tsv, or the task's own format.")
+    train_file: str | None = flag(None, "Rows to train on: jsonl, parquet, csv or tsv, or what the task reads instead.")
     validation_file: str | None = flag(None, "Rows to evaluate on.")
     test_file: str | None = flag(None, "Rows to predict; labels are optional.")
     max_train_samples: int | None = flag(None, "Train on the first N rows only.")
