@@ -42,7 +42,7 @@ class ModelArguments:
     intermediate: str | None = flag(
         None,
         "Instead of --model_name_or_path: a checkpoint fine-tuned on another task, whose classifier is "
-        "replaced. The paper starts RTE, MRPC, STS-B, COPA and RACE from an MNLI model.",
+        "replaced. v1 and v2 started RTE, MRPC, STS-B, COPA, RACE and aNLI from an MNLI model.",
     )
     cls_dropout: float | None = flag(None, "Dropout before the classifier.")
     config_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")
