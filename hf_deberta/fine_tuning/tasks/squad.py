@@ -15,8 +15,9 @@ The flags are those of Transformers' run_qa.py, and the groups below.
 
 A context is split into overlapping windows; a predicted answer is a span of one of them, and its text is copied from
 the context. Metrics: those of the official scripts. Files for the validation and the test rows, in the format of these
-scripts: predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json; and predictions_SPLIT.jsonl and
-.csv, the columns of the rows, the predicted answer and its probability.
+scripts, whose names begin with eval_ or predict_: eval_predictions.json, eval_nbest_predictions.json and, for SQuAD
+2.0, eval_null_odds.json; and predictions_SPLIT.jsonl and .csv, the columns of the rows, the predicted answer and its
+probability.
 """
 
 from argparse import Namespace
