@@ -17,7 +17,8 @@ Labels in IOB1 (the original CoNLL-2003), IOBES and BILOU are converted to IOB2.
 (--document_context):
 
     none      one sentence (default, as in Transformers' run_ner.py)
-    merged    as many sentences of a document as fit, all with labels: the official recipe for CoNLL-2003
+    merged    as many sentences of a document as fit, all with labels: the official recipe for CoNLL-2003, and the
+              default with --task_name conll2003 where the files mark documents
     around    one sentence with labels, and words of its document on both sides without
 
 A sentence that is too long is split into overlapping windows. Each word has a label in exactly one window, at its first
