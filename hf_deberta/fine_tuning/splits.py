@@ -57,7 +57,11 @@ class DataArguments:
         "Leave out training and validation rows without text or label, with an unknown label, or with "
         "another mistake, instead of stopping. A mistake in a test row is an error: each has a prediction.",
     )
-    max_seq_length: int | None = flag(None, "Maximum number of tokens of an input; longer inputs are truncated.")
+    max_seq_length: int | None = flag(
+        None,
+        "Maximum number of tokens of an input; longer ones are truncated, but contexts of SQuAD and ReCoRD, and "
+        "sentences of run_ner.py, are split.",
+    )
     pad_to_max_length: bool = flag(False, "Pad to --max_seq_length instead of the longest input of the batch.")
     overwrite_cache: bool = flag(False, "Tokenize again instead of using cached inputs.")
     preprocessing_num_workers: int | None = flag(None, "Number of tokenizing processes.")
