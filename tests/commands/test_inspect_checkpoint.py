@@ -45,14 +45,14 @@ def test_a_preset_and_its_tied_matrix(capsys):
     assert lines["enhanced mask decoder"] == "2 steps" and lines["attention terms"] == "c2c, c2p, p2c"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the page is that of a machine without GPU")
-def test_the_page_shows_the_output(capsys):
+def test_the_page_shows_lines_of_the_output(capsys):
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
-    shown = lines_of(textwrap.dedent(page.partition("$ hf-deberta inspect v3-base\n")[2].partition("No weights")[0]))
+    shown = lines_of(textwrap.dedent(page.partition("$ hf-deberta inspect v3-base\n")[2].partition("It also")[0]))
     main(["inspect", "v3-base"])
     printed = lines_of(capsys.readouterr().out)
     printed["and its layers, 8x128"] = shown["and its layers, 8x128"]  # differs between versions of PyTorch
-    assert shown == printed
+    assert len(shown) == 8
+    assert shown.items() <= printed.items()
 
 
 def test_the_backend_has_a_reason(monkeypatch):
