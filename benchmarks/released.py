@@ -33,7 +33,7 @@ import hf_deberta
 COLUMNS = {"in-tree": "Transformers' DeBERTa", "enabled": "after `enable()`", "ours sdpa": "hf_deberta"}
 PEERS = tuple(COLUMNS)
 MAX_ROWS, MAX_TEXTS = 384, 64  # of --rows; of --texts whose hidden states are compared
-MAX_PLACES = 3  # of the characters where texts differ, in the table
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -265,7 +265,6 @@ def table(name: str) -> str:
     In brackets: a difference divided by the largest value.
     """
     cells: dict[str, dict[str, list[str]]] = {}
-    places = []
     for row in read_rows(RESULTS / "released.csv"):
         if row["model"] != name:
             continue
@@ -274,11 +273,8 @@ def table(name: str) -> str:
         by_column = cells.setdefault(row["measure"], {column: [] for column in COLUMNS})
         values = by_column["ours sdpa" if tokenizer else row["peer"]]
         values.append(f"{row['value']} ({in_brackets})" if in_brackets else row["value"])
-        if row["measure"].startswith("texts") and row["where"]:
-            places.append(f"- {row['peer']}: {'; '.join(row['where'].lower().split('; ')[:MAX_PLACES])}")
     rows = [[measure, *(", ".join(values) or "-" for values in cells[measure].values())] for measure in cells]
-    legend = ["", f"Where texts first differ, the {MAX_PLACES} most frequent characters:", "", *places]
-    return "\n".join([markdown(["", *COLUMNS.values()], rows), *legend])
+    return markdown(["", *COLUMNS.values()], rows)
 
 
 if __name__ == "__main__":
