@@ -18,6 +18,7 @@ import torch
 from table import markdown
 
 from hf_deberta import PRESETS, HfDebertaConfig, HfDebertaForMaskedLM
+from hf_deberta.engines.linear_cross_entropy import chunk_tokens
 from hf_deberta.pretraining.throughput import training_operations
 
 BERT: dict[str, Any] = {
@@ -106,7 +107,9 @@ def plan(model: HfDebertaForMaskedLM, batch: int, length: int) -> tuple[float, f
     gathered = 2 * 2 * root + (2 * 2 + 2) * layer
     checkpoints = 2 * tokens * config.hidden_size * config.num_hidden_layers
     # a chunk of float32 logits, and the gradient of the output matrix, which is summed in float32
-    loss = 2**26 + 4 * config.vocab_size * config.hidden_size + 4 * PREDICTED * tokens * config.hidden_size
+    predicted = PREDICTED * tokens
+    chunk = min(predicted, chunk_tokens(config.vocab_size, torch.device("cuda")))
+    loss = 4 * (chunk * config.vocab_size + config.vocab_size * config.hidden_size + predicted * config.hidden_size)
     # shared: float32 weights, gradients and two moments of Adam
     return activations, 16 * total, gathered + checkpoints + activations + loss
 

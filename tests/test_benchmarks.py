@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from hf_deberta import HfDebertaConfig
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.engines.attention_triton_operator import LAUNCHES
 
 
@@ -98,6 +98,19 @@ def test_operations_and_parameters_beside_bert(load):
     deberta = sizes.measure(config, 512)
     projections = 2 * 12 * 2 * 512 * 768**2 / 512  # of the table's 512 rows, for keys and queries
     assert deberta.encoder - measured.encoder == 12 * 2 * 2 * 512 * 768 + projections
+
+
+def test_memory_has_the_logits_of_the_predicted_tokens(load):
+    sizes = load("model_sizes")
+
+    def needed(vocab_size: int) -> float:
+        with torch.device("meta"):
+            config = HfDebertaConfig.from_preset("tiny", vocab_size=vocab_size)
+            model = HfDebertaForMaskedLM(config).bfloat16().train()
+        return sizes.plan(model, batch=2, length=64)[2]
+
+    predicted, parameters = 0.15 * 2 * 64, 1000 * 32 + 1000  # of 1000 tokens: embeddings, and the bias of the head
+    assert needed(2000) - needed(1000) == pytest.approx(4 * 1000 * predicted + 4 * parameters + 4 * 1000 * 32)
 
 
 @pytest.mark.slow
