@@ -19,8 +19,6 @@ input of the decoder. Relative attention has to derive it, and in this demo it c
 two words from distant ones, just as the ends of a long text are equally distant for any model. To the left it reaches
 one word (max_relative_positions - 2), so three layers can pass on the distance to the start over three words. Beyond
 that, the position can be estimated from the share of attention that [CLS] gets, but not counted.
-
-docs/log.md has what was measured on this language with other settings.
 """
 
 import argparse
