@@ -82,7 +82,7 @@ def load_files(
     with input_errors(list_files(files), Exception), _quiet_datasets():
         try:
             if BUILDERS[kind] == "csv":
-                (names, *_) = [read_header(file, kind) for file in checked]
+                names = next(iter([read_header(file, kind) for file in checked]), [])
                 options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string")))
             if streaming:
                 rows = datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)

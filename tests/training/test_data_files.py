@@ -222,6 +222,11 @@ def test_texts_of_json_are_texts(tmp_path, value):
         require_texts(rows, ["a"], "train")
 
 
+def test_several_csv_files_that_are_all_empty(tmp_path):
+    with pytest.raises(InputError, match=r"a.csv, .*b.csv: No columns"):
+        load_files("csv", [str(write(tmp_path, name, "")) for name in ("a.csv", "b.csv")])
+
+
 def test_fields_of_csv_may_be_long(tmp_path):
     assert len(read_table(write(tmp_path, "a.csv", "a\n" + "x" * 200_000 + "\n"))["a"][0]) == 200_000
 

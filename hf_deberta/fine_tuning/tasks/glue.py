@@ -224,7 +224,9 @@ def _are_decimals(rows: Dataset, column: str) -> bool:
     if not is_csv(rows) or not _is_text(rows.features[column]):
         return getattr(rows.features[column], "dtype", "").startswith("float")
     labels = rows[column][:]
-    return all(isfinite(_as_number(label)) for label in labels) and not all(map(str.isdecimal, labels))
+    return all(isfinite(_as_number(label)) for label in labels) and not all(
+        label.lstrip("+-").isdecimal() for label in labels
+    )
 
 
 def _is_text(feature: Any) -> bool:

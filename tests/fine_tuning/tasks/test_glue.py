@@ -115,7 +115,12 @@ def test_labels_that_may_be_mistakes(caplog):
 
 @pytest.mark.parametrize(
     ("fields", "labels"),
-    [(["3.50", "4"], None), (["007", "012"], ("007", "012")), (["True", "False"], ("False", "True"))],
+    [
+        (["3.50", "4"], None),
+        (["007", "012"], ("007", "012")),
+        (["+1", "-1"], ("+1", "-1")),
+        (["True", "False"], ("False", "True")),
+    ],
 )
 def test_labels_of_csv_that_numbers_would_change(tmp_path, fields, labels):
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a b,{field}\n" for field in fields))
