@@ -80,12 +80,13 @@ class QuestionAnswerer:
         length = max_input_length(max_seq_len, self.tokenizer, self.model.config, default=384)
         encoder = SquadEncoder(self.tokenizer, length, doc_stride, max_question_len)
         lengths, limit = encoder.question_lengths(questions), encoder.max_question_length
-        rows = [row for row, tokens in enumerate(lengths) if tokens <= limit or isinstance(question, str)]
+        rows = [row for row, tokens in enumerate(lengths) if tokens <= limit]
         if len(rows) < len(questions):
-            logger.warning(
-                f"{len(questions) - len(rows)} of {len(questions)} questions leave no room for their context in "
-                f"max_seq_len {length} and have the answer '' with score 0: raise it, or pass max_question_len"
-            )
+            fault = f"{len(questions) - len(rows)} of {len(questions)} questions leave no room for their context in "
+            fault += f"max_seq_len {length} (at most {max(limit, 0)} tokens): raise it, or pass max_question_len"
+            if isinstance(question, str):
+                raise ValueError(fault)
+            logger.warning(f"{fault}; until then their answer is '' with score 0")
         windows = encoder.windows([questions[row] for row in rows], [contexts[row] for row in rows])
         logits = self._logits(windows)
         candidates = rank_spans(windows, len(rows), *logits, max(n_best_size, top_k), max_answer_len)
