@@ -103,3 +103,11 @@ def test_dropout_applies_to_the_convolution_only():
     assert not torch.equal(dropped, module(embeddings, layer_output, None, None))
     module.dropout.p = 1.0  # gelu(0) = 0
     torch.testing.assert_close(module(embeddings, layer_output, None, None), module.LayerNorm(layer_output))
+
+
+def test_packed_rows_call_the_convolution_as_a_module(encoding):
+    """An adapter that changes its output counts there too."""
+    encoding.conv.register_forward_hook(lambda module, arguments, output: 2 * output)
+    inputs = tuple(random_inputs())
+    documents = torch.zeros(2, 9, dtype=torch.long)
+    torch.testing.assert_close(encoding(*inputs, None, documents), encoding(*inputs, None, None))
