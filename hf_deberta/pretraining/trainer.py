@@ -77,16 +77,17 @@ class PretrainingTrainer(RunTrainer):
         return {"text": rows.tokens.about.get("fingerprint"), "batch": batch, "steps": steps}
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Let `warmup_stable_decay` fall in the last tenth of the steps, unless --lr_scheduler_kwargs says when."""
-        given = self.args.lr_scheduler_kwargs
+        """Give schedules that need settings their own, unless --lr_scheduler_kwargs does.
+
+        `warmup_stable_decay` falls in the last tenth of the steps, `cosine_with_min_lr` to a tenth of the rate.
+        """
+        given: Any = self.args.lr_scheduler_kwargs
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
             after_warmup = num_training_steps - self.args.get_warmup_steps(num_training_steps)
             steps = min(math.ceil(num_training_steps / 10), after_warmup)
-            self.args.lr_scheduler_kwargs = {
-                "num_decay_steps": steps,
-                "decay_type": "1-sqrt",
-                **cast(dict, given or {}),
-            }
+            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **(given or {})}
+        elif self.args.lr_scheduler_type == SchedulerType.COSINE_WITH_MIN_LR:
+            self.args.lr_scheduler_kwargs = given or {"min_lr_rate": 0.1}
         try:
             return super().create_scheduler(num_training_steps, optimizer)
         finally:

@@ -61,6 +61,15 @@ def test_a_stable_rate_falls_in_the_last_tenth(tmp_path):
     assert [run.lr_scheduler.lr_lambdas[0](step) for step in (18, 19, 20)] == pytest.approx([18 / 19, 1, 0])
 
 
+@pytest.mark.parametrize("kwargs, last", [(None, 0.1), ({"min_lr_rate": 0.3}, 0.3)])
+def test_a_cosine_with_a_smallest_rate_falls_to_a_tenth(tmp_path, kwargs, last):
+    schedule = {"lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": 2, "lr_scheduler_kwargs": kwargs}
+    run = trainer(tmp_path, "mlm", **schedule)
+    run.create_optimizer_and_scheduler(20)
+    rates = [run.lr_scheduler.lr_lambdas[0](step) for step in (2, 11, 20)]
+    assert rates == pytest.approx([1, (1 + last) / 2, last]) and run.args.lr_scheduler_kwargs == kwargs
+
+
 def test_joint_loss_is_the_sum_of_both(tmp_path):
     run = trainer(tmp_path, "joint")
     batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])

@@ -59,7 +59,7 @@ def test_modern_recipes_mask_more_without_dropout_at_a_constant_rate(parse):
     training, log = parse(*words)
     assert training.learning_rate == 6e-4 and "settings of v3-small (" in log and "our choice" in log
     training, log = parse("--recipe", "modern:neobert", objective="mlm")
-    assert (training.adam_beta2, training.lr_scheduler_type) == (0.95, "cosine")
+    assert (training.adam_beta2, training.lr_scheduler_type) == (0.95, "cosine_with_min_lr")
 
 
 def test_figures_that_nobody_read_are_missing():
