@@ -1,7 +1,6 @@
 """`QuestionAnswerer`: the answers of run_squad.py, windows, no answer, several questions, characters, bad input."""
 
 import json
-import logging
 from unittest import mock
 
 import pytest
@@ -130,9 +129,8 @@ def test_several_questions_and_candidates(answerer):
     assert_same(answerer(questions[:1], "It is blue."), [answerer(questions[0], "It is blue.")])
 
 
-def test_answers_do_not_depend_on_other_questions(answerer, caplog, monkeypatch):
+def test_answers_do_not_depend_on_other_questions(answerer, caplog):
     """Each question has its own stride, and one without room for its context does not refuse the others."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     questions = ["When?", f"{QUESTION} {QUESTION}", QUESTION * 30, "no answer?"]
     arguments = {"context": CONTEXT, "max_seq_len": 48, "top_k": 3, "handle_impossible_answer": True}
     together = answerer(questions, **arguments)

@@ -55,8 +55,7 @@ def write(tmp_path, kind: str) -> str:
     return str(path)
 
 
-def test_a_validation_file_that_is_also_trained_on(text_file, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+def test_a_validation_file_that_is_also_trained_on(text_file, tmp_path, caplog):
     other = tmp_path / "other.txt"
     other.write_text(LINES[0] + "\n", encoding="utf-8")
     for validation, warned in ((str(other), False), (text_file, True)):

@@ -1,6 +1,5 @@
 """Several data sets as one: names with weights, shares, splits to evaluate on, and datasets that do not fit."""
 
-import logging
 from collections import Counter
 
 import datasets
@@ -41,9 +40,8 @@ SPLITS = {"big": {"train": 3000, "validation": 5}, "small": {"train": 1000, "tes
 
 
 @pytest.fixture(autouse=True)
-def hub(monkeypatch, caplog):
+def hub(monkeypatch):
     """Data sets whose texts are their own names and configurations."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
 
     def load_dataset(name, config, streaming=False, **options):
         column = "content" if name == "other column" else "text"

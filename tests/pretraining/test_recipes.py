@@ -1,6 +1,5 @@
 """Published pretraining settings as flags: their figures, the batch on several devices, and what the user changes."""
 
-import logging
 import sys
 from functools import partial
 
@@ -93,7 +92,6 @@ CLASSES = (NewModelArguments, CorpusArguments, MaskingArguments, PretrainingArgu
 @pytest.fixture
 def parse(tmp_path, monkeypatch, caplog):
     """Return the training arguments of a command line, and what was logged."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     monkeypatch.setenv("WORLD_SIZE", "1")
 
     def parse(*words: str, objective: str = "rtd") -> tuple[PretrainingArguments, str]:

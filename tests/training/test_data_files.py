@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import logging
 import re
 
 import pytest
@@ -231,8 +230,7 @@ def test_fields_of_csv_may_be_long(tmp_path):
     assert len(read_table(write(tmp_path, "a.csv", "a\n" + "x" * 200_000 + "\n"))["a"][0]) == 200_000
 
 
-def test_texts_of_csv_may_be_digits_or_empty(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_texts_of_csv_may_be_digits_or_empty(tmp_path, caplog):
     rows = read_table(write(tmp_path, "a.csv", "a,b\n1,x\n2,\n"))
     require_texts(rows, ["a", "b"], "train")
     assert "1 of 2 train rows have an empty b: " in caplog.text and "a.csv, row 2" in caplog.text

@@ -1,6 +1,5 @@
 """The entry of a training script."""
 
-import logging
 import sys
 
 from huggingface_hub.utils import are_progress_bars_disabled
@@ -12,7 +11,6 @@ from hf_deberta.training.script import as_words, run_script
 
 
 def test_a_default_output_folder_is_named_before_the_script_starts(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     monkeypatch.chdir(tmp_path)
     classes = (CorpusArguments, PretrainingArguments)
     for words in ([], ["--output_dir", "mine"]):
