@@ -1,7 +1,6 @@
-"""`run_mlm.py` from the command line: from text to a model, finished and changed runs, two processes, bad input."""
+"""`run_mlm.py`: from text to a model, changed runs, two processes; bad input, of `run_rtd.py` too."""
 
 import json
-import logging
 import math
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from example_rows import write_corpus
 from fine_tuning_models import results, run_script
 from huggingface_hub.utils import filter_repo_objects
+from test_parity_with_transformers import in_tree
 from test_saved_folders import FakeHub
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
@@ -24,6 +24,7 @@ TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type
 RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"]
 ABSOLUTE = ["--config_overrides", "position_biased_input=true,max_position_embeddings=20"]
 CONVOLUTION = ["--config_overrides", "conv_kernel_size=3"]
+PAIR = ["--generator_name_or_path", "g", "--discriminator_name_or_path", "d"]
 
 
 @pytest.fixture(scope="module")
@@ -67,18 +68,12 @@ def test_from_text_to_a_model(text, tmp_path):
 @pytest.mark.slow
 def test_continue_from_a_transformers_checkpoint(text, tmp_path):
     """With --from_scratch its configuration and tokenizer are used, but not its weights."""
-    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
-
     run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path / "first", "--max_steps", 1)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first")
-    fields = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    fields |= {"vocab_size": len(tokenizer), "relative_attention": True, "position_buckets": 16, "share_att_key": True}
-    fields |= {"pos_att_type": ["c2p", "p2c"], "norm_rel_ebd": "layer_norm", "legacy": False, "type_vocab_size": 0}
-    torch.manual_seed(1)
-    in_tree = DebertaV2ForMaskedLM(DebertaV2Config(**fields, max_position_embeddings=64, position_biased_input=False))
-    in_tree.save_pretrained(tmp_path / "in-tree")
+    theirs = in_tree("v3", "ForMaskedLM", vocab_size=len(tokenizer), position_buckets=16, max_position_embeddings=64)
+    theirs.save_pretrained(tmp_path / "in-tree")
     tokenizer.save_pretrained(tmp_path / "in-tree")
-    weight = in_tree.deberta.encoder.layer[0].output.dense.weight
+    weight = theirs.deberta.encoder.layer[0].output.dense.weight
     arguments = [*RUN, "--train_file", text, "--max_seq_length", 32, "--max_steps", 1, "--learning_rate", "1e-6"]
     for name, extra in {"continued": [], "new": ["--from_scratch"]}.items():
         out = tmp_path / name
@@ -100,8 +95,7 @@ def test_continue_on_longer_rows(text, tmp_path, caplog):
     assert "a mean of 100 tokens in its row" in caplog.text  # of the file; without --sample_by those of a line
 
 
-def test_a_new_head_is_named(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_a_new_head_is_named(tmp_path, caplog):
     config = HfDebertaConfig.from_preset("tiny")
     HfDebertaModel(config).save_pretrained(tmp_path / "encoder")
     HfDebertaForMaskedLM(config).save_pretrained(tmp_path / "whole")
@@ -138,14 +132,6 @@ def test_a_joint_objective_and_perplexity_of_a_test_split(tmp_path):
         size = len(text.replace("\n", "").encode())
         assert metrics[f"{name}_bits_per_byte"] * size * math.log(2) == pytest.approx(per_word, rel=1e-4)
         assert metrics[f"{name}_perplexity"] > 1
-
-
-def test_a_stride_needs_a_causal_model_and_some_context(text):
-    words = [*TINY, "--train_file", text, "--perplexity_stride"]
-    with pytest.raises(SystemExit, match="add --objective causal"):
-        run_mlm(*words, 8)
-    with pytest.raises(SystemExit, match="at least 1 and below --max_seq_length, 32, not 32"):
-        run_mlm(*words, 32, "--objective", "causal")
 
 
 class Hub(FakeHub):
@@ -196,9 +182,8 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
     assert received["local"] == each
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+BAD_INPUT = {
+    "mlm": [
         ([], "give one of --model_name_or_path, --config_preset, --config_name, not none"),
         (["--config_preset", "tiny", "--config_name", "x"], "not --config_preset and --config_name"),
         (["--config_preset", "tiny"], "a new model needs a tokenizer"),
@@ -208,50 +193,53 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         ([*TINY, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1 is not supported"),
         ([*TINY, "--train_sampling_strategy", "group_by_length"], "group_by_length is not supported"),
         ([*TINY, "--objective", "clm"], "invalid choice: 'clm'"),
-        ([*TINY, "--mlm_probability", 15], "between 0 and 1, not 15"),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
         ([*TINY, *ABSOLUTE, "--emd_steps", 0], "more than the 20 absolute positions of"),
         ([*TINY, "--max_seq_length", 9], "--max_seq_length must be at least 10, not 9"),
         ([*TINY, "--config_overrides", "vocab_size=250"], "but the model's vocabulary has 250: use"),
         ([*TINY, *CONVOLUTION, "--objective", "causal"], "conv_kernel_size=0, or use --objective mlm"),
+        ([*TINY, "--perplexity_stride", 8], "add --objective causal"),
+        ([*TINY, "--perplexity_stride", 32, "--objective", "causal"], "below --max_seq_length, 32, not 32"),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
         ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; --help-all lists all flags"),
     ],
+    "rtd": [
+        ([], "give one of --config_preset, --config_name (a new pair)"),
+        (["--generator_name_or_path", "x"], "--generator_name_or_path needs --discriminator_name_or_path"),
+        ([*TINY, "--push_to_hub"], "--push_to_hub uploads one model, but this script writes two"),
+        ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more and finite, not -1"),
+        ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
+        ([*TINY, "--do_train", "false"], "random weights: give --discriminator_name_or_path"),
+        ([*PAIR, "--generator_layers", 2], "--generator_layers is for a new generator, but g has its layers"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"), [(x, *row) for x, rows in BAD_INPUT.items() for row in rows]
 )
-def test_bad_input_is_reported_in_one_line(text, tmp_path, arguments, message):
+def test_bad_input_is_reported_in_one_line(text, tmp_path, script, arguments, message):
     with pytest.raises(SystemExit) as stopped:
-        run_mlm(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
-    assert message in stopped.value.code and stopped.value.code.startswith("run_mlm.py: ")
+        run_script(f"run_{script}.py", *arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
+    assert message in stopped.value.code and stopped.value.code.startswith(f"run_{script}.py: ")
     assert not (tmp_path / "out" / "_tokens").exists()  # reported before the corpus is tokenized
 
 
 @pytest.mark.slow
 def test_another_run_is_refused(text, tmp_path, caplog):
-    """A finished or interrupted run is neither evaluated nor resumed as another run, and its files stay unchanged.
-
-    It may become longer, and `test_language_model_trainer` repeats finished runs.
-    """
+    """A finished or interrupted run is neither evaluated nor resumed as another run; it may become longer."""
     command = [*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--tokens_dir", tmp_path / "tokens"]
     run_mlm(*command, "--max_steps", 2, "--save_steps", 1)
-    others = {
-        "objective mlm, now causal": ["--objective", "causal"],
-        "config_overrides None, now pos_att_type=p2c, .*seed 42, now 7": [
-            "--config_overrides", "pos_att_type=p2c", "--mlm_probability", 0.4, "--seed", 7,
-        ],
-        "text [0-9a-f]{64}, now [0-9a-f]{64}": ["--max_train_samples", 100],
-        "batch 4, now 8": ["--per_device_train_batch_size", 8],
-        "steps 2, now 1": ["--max_steps", 1],
-    }  # fmt: skip
+    changed = ["--objective", "causal", "--seed", 7, "--max_train_samples", 100, "--per_device_train_batch_size", 8]
+    parts = ("objective mlm, now causal", "seed 42, now 7", "text [0-9a-f]{64}, now [0-9a-f]{64}", "batch 4, now 8")
     for finished in (True, False):
         if not finished:
             (tmp_path / "model.safetensors").unlink()
             (tmp_path / "trainer_state.json").unlink()
-        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if "tokens" not in str(path)}
-        for message, flags in [*others.items()][: 9 if finished else 1]:  # the comparison is the same
-            with pytest.raises(SystemExit, match=rf"run_mlm.py: .* with other settings: .*{message}.*--output_dir"):
-                run_mlm(*command, "--max_steps", 2, *flags)
-        assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if "tokens" not in str(path)}
+        with pytest.raises(SystemExit, match="^run_mlm.py: .* with other settings: ") as stopped:
+            run_mlm(*command, "--max_steps", 2, *changed)
+        assert not [part for part in parts if not re.search(part, stopped.value.code)]
     free = ["--save_steps", 5, "--logging_steps", 1, "--dataloader_num_workers", 1, "--eval_strategy", "epoch"]
     free += ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2, "--max_eval_samples", 2]
     run_mlm(*command, "--max_steps", 2, *free)
