@@ -22,8 +22,8 @@ RUN = [*CPU, "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
-def save_models(folder: Path, texts: list[str], vocab_size: int = 300) -> dict:
-    """Save `ours`, `in_tree` and `bert`, each with a tokenizer of these texts; return the fields of the vocabulary."""
+def save_models(folder: Path, texts: list[str], vocab_size: int = 300) -> None:
+    """Save `ours`, `in_tree` and `bert`, each with a tokenizer of these texts."""
     tokenizer = train_tokenizer(texts, vocab_size, "bpe")
     words = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     in_tree = {"pos_att_type": ["c2p", "p2c"], "relative_attention": True, "position_buckets": 8}
@@ -35,7 +35,6 @@ def save_models(folder: Path, texts: list[str], vocab_size: int = 300) -> dict:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
-    return words
 
 
 def run_script(script: str, *arguments: object) -> None:

@@ -9,22 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from example_rows import PASSAGE, official_squad, superglue_rows
 from fine_tuning_models import (
     CPU,
     RUN,
-    ensemble_metrics,
     read_json_lines,
     read_predicted_rows,
-    reorder_labels,
     results,
     run_script,
     save_models,
     write_json_lines,
 )
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
-from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.demos.ner import conll_text
 from hf_deberta.demos.race import location_rows
 from hf_deberta.demos.squad import house_rows
@@ -46,21 +43,9 @@ COMMANDS = {  # the script and the flags of a task; its rows are in a folder wit
     **{name: ["run_superglue.py", "--task_name", name, *SUPERGLUE] for name in SUPERGLUE_TASKS},
 }
 TAGS = ["O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"]
-PAIR = ("entailment", "not_entailment")
-TEXT = "Ann met Bob in old Rome , it rained and the dog was wet ."
 
 
 # Rows and models
-
-
-def official_squad(rows: list[dict]) -> dict:
-    """Rows in the format of the official files."""
-    paragraphs = []
-    for row in rows:
-        answers = [dict(zip(row["answers"], pair, strict=True)) for pair in zip(*row["answers"].values(), strict=True)]
-        question = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
-        paragraphs.append({"context": row["context"], "qas": [question]})
-    return {"version": "v2.0", "data": [{"title": "houses", "paragraphs": paragraphs}]}
 
 
 def write_race(folder: Path, rows: list[dict], splits: dict[str, slice]) -> None:
@@ -80,40 +65,9 @@ def write_race(folder: Path, rows: list[dict], splits: dict[str, slice]) -> None
         write_json_lines(folder / "swag" / f"{split}.jsonl", swag)
 
 
-def superglue_rows(name: str, number: int, labelled: bool = True) -> list[dict]:
-    """Official rows of a task."""
-    rows = match_rows(number, 0) if name == "record" else [{**superglue_row(name, n), "idx": n} for n in range(number)]
-    for row in [] if labelled else rows:
-        if name == "record":
-            del row["qas"][0]["answers"]
-        for part in row["passage"]["questions"][0]["answers"] if name == "multirc" else [row]:
-            part.pop("label", None)
-    return rows
-
-
-def superglue_row(name: str, n: int) -> dict:
-    label, old, dogs = n % 2 == 0, "Rome is old", ("he", "she")[n % 2] + f" met {n // 2} dogs"
-    spans = {"start1": 0, "end1": 3, "start2": 4, "end2": 7}
-    nouns = {"span1_text": "Ann", "span1_index": 0, "span2_text": "it", "span2_index": 7}
-    answers = [{"text": text, "idx": 2 * n + i, "label": 1 - i} for i, text in enumerate(("Rome", "Bob"))]
-    choices = {"choice1": "dog wet", "choice2": TEXT, "question": ("cause", "effect")[n % 2]}
-    pair = {"premise": dogs, "hypothesis": old, "label": PAIR[n % 2]}
-    return {
-        "boolq": {"question": "is Rome old", "passage": TEXT, "label": label},
-        "cb": {"premise": TEXT, "hypothesis": old, "label": ("entailment", "contradiction", "neutral")[n % 3]},
-        "axb": {"sentence1": dogs, "sentence2": old, "label": PAIR[n % 2]},
-        "rte": pair,
-        "axg": pair,
-        "copa": {"premise": "it rained", **choices, "label": n % 2},
-        "wic": {"word": "dog", "sentence1": "dog was wet", "sentence2": "the dog", **spans, "label": label},
-        "wsc": {"text": TEXT, "target": nouns, "label": label},
-        "multirc": {"passage": {"text": TEXT, "questions": [{"question": "who", "idx": n, "answers": answers}]}},
-    }[name]
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """A folder of official files for each task; models of three families, and one of MNLI."""
+    """A folder of official files for each task; models of three families."""
     folder = tmp_path_factory.mktemp("tasks")
     for name in (*COMMANDS, "axb", "axg", "tags"):
         (folder / name).mkdir()
@@ -135,14 +89,11 @@ def data(tmp_path_factory) -> Path:
         for split, number in {"train": 12, "val": 6, "test": 5}.items():
             labelled = split != "test" or name in ("axb", "axg")
             write_json_lines(folder / name / f"{split}.jsonl", superglue_rows(name, number, labelled))
-    texts = [text for row in houses for text in (row["context"], row["question"])] + [TEXT] * 10
+    texts = [text for row in houses for text in (row["context"], row["question"])] + [PASSAGE] * 10
     texts += [text for row in places for text in (row["article"], row["question"], *row["options"])]
     texts += [*map(" ".join, ner.read_conll(folder / "conll" / "train.txt")["tokens"])]
     texts += [row["passage"]["text"] for row in match_rows(50, 0)]
-    words = save_models(folder, texts * 2)
-    pairs = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", **words, num_labels=3))
-    pairs.save_pretrained(folder / "mnli")
-    AutoTokenizer.from_pretrained(folder / "ours").save_pretrained(folder / "mnli")
+    save_models(folder, texts * 2)
     return folder
 
 
@@ -153,8 +104,7 @@ def run(data):
     def run_task(task: str, out: Path, *words: object, model: object = "ours", rows: object = None) -> None:
         script, *flags = COMMANDS[task]
         given = ["--data_dir", data / task] if rows is None else rows
-        start = [] if "--intermediate" in words else ["--model_name_or_path", data / str(model)]
-        run_script(script, *start, *given, "--output_dir", out, *RUN, *flags, *words)
+        run_script(script, "--model_name_or_path", data / str(model), *given, "--output_dir", out, *RUN, *flags, *words)
 
     return run_task
 
@@ -265,78 +215,6 @@ def test_any_model(data, run, tmp_path, task, model, caplog):
     assert script == "run_ner.py" or "no published settings for" in caplog.text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["swag", "conll", "boolq", "copa", "multirc", "record"])
-def test_the_ensemble_of_two_seeds(data, run, tmp_path, task):
-    start = ["--intermediate", data / "mnli", "--sift"] if task == "swag" else []
-    run(task, tmp_path, "--max_steps", 2, "--num_seeds", 2, *start)
-    assert set(read(tmp_path / "seeds.json")["seeds"]) == {"42", "43"}
-    assert set(ensemble_metrics(tmp_path)) == {"seed-42", "seed-43", "ensemble"}
-    ensemble = tmp_path / "ensemble"
-    scores = read_json_lines(ensemble / "scores_test.jsonl")[1:]
-    if task == "swag":  # hidden labels of the test split are not scored
-        assert "predict_accuracy" not in results(tmp_path)
-        assert len((tmp_path / "predict_results.txt").read_text().splitlines()) == 9
-        assert load_file(tmp_path / "model.safetensors")["classifier.weight"].shape[0] == 1
-        for row, mean in zip(read_predicted_rows(ensemble, "predictions"), scores, strict=True):
-            assert row["sent2"] == "she is" and row["probabilities"] == pytest.approx(mean, rel=1e-4)
-    elif task == "conll":
-        tags = [tag for row in read_columns(ensemble / "predictions_test.txt")[2] for tag in row]
-        assert tags == [max(row, key=row.get) for row in scores]
-    else:
-        name = f"{superglue.TASKS[task].submission_name}.jsonl"
-        lines, single = (read_json_lines(tmp_path / folder / name) for folder in ("ensemble", "seed-42"))
-        assert [line["idx"] for line in lines] == [line["idx"] for line in single]
-        if task == "record":
-            assert [line["label"] for line in lines] == [max(row, key=row.get) for row in scores]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["squad1", "squad2"])
-def test_the_ensemble_of_answers(run, tmp_path, task):
-    run(task, tmp_path, "--max_steps", 2, "--num_seeds", 2, *["--null_score_diff_threshold", -1e9] * (task == "squad2"))
-    ensemble = tmp_path / "ensemble"
-    answers, nbest = read(ensemble / "predict_predictions.json"), read(ensemble / "predict_nbest_predictions.json")
-    assert [*answers] == [*nbest] == [*read(tmp_path / "predict_predictions.json")]
-    members = [read(tmp_path / f"seed-{seed}" / "predict_nbest_predictions.json") for seed in (42, 43)]
-    for row in answers:
-        means: dict[str, float] = {}
-        for member in members:
-            for entry in member[row]:
-                means[entry["text"]] = means.get(entry["text"], 0) + entry["probability"] / 2
-        found = {entry["text"]: entry["probability"] for entry in nbest[row]}
-        assert found == pytest.approx(means, rel=1e-4)
-        # every null odds exceeds the threshold
-        assert answers[row] == (max(found, key=found.get) if task == "squad1" else "")
-    metrics = read(ensemble / "ensemble.json")["metrics"]
-    assert set(metrics["validation"]) == set(metrics["test"]) == {"seed-42", "seed-43", "ensemble"}
-    assert metrics["validation"]["ensemble"].get("NoAns_exact", 100) == 100
-    assert results(tmp_path).get("eval_NoAns_exact", 100) == 100
-    assert (ensemble / "predict_null_odds.json").exists() == (task == "squad2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("task", "auto_class", "labels", "order"),
-    [
-        ("conll", AutoModelForTokenClassification, TAGS, [3, 1, 0, 2, 6, 5, 4]),
-        ("cb", AutoModelForSequenceClassification, ["entailment", "contradiction", "neutral"], [2, 0, 1]),
-    ],
-)
-def test_a_checkpoint_with_the_labels_in_another_order(run, tmp_path, task, auto_class, labels, order):
-    """It gives the same metrics and files."""
-    trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
-    run(task, trained, "--num_train_epochs", 4, "--learning_rate", 5e-3, "--warmup_steps", 0)
-    assert results(trained)["eval_f1"] > 0
-    reorder_labels(trained, auto_class, order, [labels[number] for number in order])
-    run(task, evaluated, "--do_eval", "--do_predict", model=trained)
-    file = "predictions_test.txt" if task == "conll" else "CB.jsonl"
-    assert (evaluated / file).read_text() == (trained / file).read_text()
-    for metric in ("eval_f1", "eval_accuracy"):
-        assert results(evaluated)[metric] == results(trained)[metric]
-    assert not (evaluated / "model.safetensors").exists()
-
-
 # SQuAD
 
 
@@ -402,23 +280,12 @@ def test_anli_from_the_official_files(run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("context", ner.CONTEXTS)
-def test_context_and_windows(data, run, tmp_path, context, caplog):
-    """Every word has a prediction, even where inputs are shorter than sentences."""
-    run("conll", tmp_path, "--sift", "--max_steps", 2, "--document_context", context, "--max_seq_length", 16,
-        "--label_all_tokens", "--token_classifier", "projection")  # fmt: skip
-    words, _, predicted = read_columns(tmp_path / "predictions_test.txt")
-    assert words == ner.read_conll(data / "conll" / "test.txt")["tokens"][:]
-    assert all(tag in TAGS for tags in predicted for tag in tags)
-    assert AutoConfig.from_pretrained(tmp_path).token_classifier == "projection"
-    assert "were split into" in caplog.text and f"Document context: {context}" in caplog.text
-
-
-@pytest.mark.slow
 def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
     out, validation = tmp_path / "out", data / "conll" / "valid.txt"
     run_script("run_ner.py", "--model_name_or_path", data / "ours", "--task_name", "CoNLL-2003", "--data_dir",
-               data / "conll", "--output_dir", out, *CPU, "--max_steps", 1)  # fmt: skip
+               data / "conll", "--output_dir", out, *CPU, "--max_steps", 1,
+               "--token_classifier", "projection")  # fmt: skip
+    assert AutoConfig.from_pretrained(out).token_classifier == "projection"
     assert "published settings for conll2003" in caplog.text and "Document context: merged" in caplog.text
     arguments = torch.load(out / "training_args.bin", weights_only=False)
     assert (arguments.per_device_train_batch_size, arguments.num_train_epochs) == (16, 15)
@@ -446,24 +313,6 @@ def test_a_table_of_parts_of_speech(data, run, tmp_path):
 
 
 # SuperGLUE
-
-
-@pytest.mark.slow
-def test_windows_of_a_passage(run, tmp_path):
-    out, rows = tmp_path / "out", superglue_rows("record", 8)
-    for row in rows:  # no input holds all entities
-        shift = len("it rained . " * 8)
-        row["passage"]["text"] = "it rained . " * 8 + row["passage"]["text"]
-        for place in (*row["passage"]["entities"], *row["qas"][0]["answers"]):
-            place["start"], place["end"] = place["start"] + shift, place["end"] + shift
-        row["passage"]["entities"].append({"start": 3, "end": 8})
-    file = write_json_lines(tmp_path / "rows.jsonl", rows)
-    run("record", out, "--max_steps", 2, "--max_seq_length", 32, "--doc_stride", 8, "--pad_to_max_length",
-        rows=[word for split in ("train", "validation", "test") for word in (f"--{split}_file", file)])  # fmt: skip
-    predictions = read_predicted_rows(out, "predictions_record")
-    assert all(len({a["text"] for a in line["best_entities"]}) == 3 for line in predictions)
-    assert [line["idx"]["query"] for line in predictions] == list(range(8))
-    assert results(out)["predict_f1"] == results(out)["eval_f1"]
 
 
 @pytest.mark.slow

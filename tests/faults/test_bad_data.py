@@ -18,6 +18,7 @@ from typing import Any
 import datasets
 import pytest
 from datasets import Dataset
+from example_rows import official_squad, superglue_rows
 from fault_cases import SEED, number_of_cases
 from fine_tuning_models import encode_texts
 
@@ -25,7 +26,6 @@ from hf_deberta.demos.glue import review_rows
 from hf_deberta.demos.ner import conll_text
 from hf_deberta.demos.race import location_rows
 from hf_deberta.demos.squad import house_rows
-from hf_deberta.demos.superglue import match_rows
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.tasks import glue, ner, race, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
@@ -45,26 +45,20 @@ VALUES: list[Any] = [
 # 1. Good rows
 
 TEXT, OTHER = "The old man walked to a harbour .", "The wind waits for his friends ."
-SPANS = {"span1_text": "The", "span1_index": 0, "span2_text": "old", "span2_index": 1}
-PLACES = {"start1": 0, "end1": 3, "start2": 0, "end2": 3}
-ANSWERS = [{"text": "Rome", "idx": 0, "label": 0}, {"text": "Oslo", "idx": 1, "label": 1}]
 QUESTIONS = {"questions": ["Where ?", "Who ?"], "options": [["a", "b"], ["c", "d"]], "answers": ["A", "B"]}
 ROWS: dict[str, dict] = {
     "race articles": {"article": TEXT, **QUESTIONS},
     "swag": {"sent1": TEXT, "sent2": "Then", "ending0": "it rains", "ending1": "it snows", "label": 1},
     "ner": {"tokens": ["Ann", "met", "Bob"], "ner_tags": ["B-PER", "O", "B-PER"]},
-    "boolq": {"question": "is it old", "passage": TEXT, "label": True},
-    "cb": {"premise": TEXT, "hypothesis": OTHER, "label": "neutral"},
-    "copa": {"premise": TEXT, "choice1": "It rained.", "choice2": "It snowed.", "question": "cause", "label": 1},
-    "wic": {"word": "the", "sentence1": TEXT, "sentence2": OTHER, **PLACES, "label": True},
-    "wsc": {"text": TEXT, "target": SPANS, "label": True},
-    "multirc": {"passage": {"text": TEXT, "questions": [{"question": "What is old?", "idx": 0, "answers": ANSWERS}]}},
 }
 
 
 def rows_like(name: str) -> Callable[[random.Random], list[dict]]:
-    unnamed = name in ("ner", "swag")
-    return lambda rng: [copy.deepcopy(ROWS[name]) | ({} if unnamed else {"idx": i}) for i in range(NUMBER_OF_ROWS)]
+    return lambda rng: [copy.deepcopy(ROWS[name]) for _ in range(NUMBER_OF_ROWS)]
+
+
+def official_rows(name: str) -> Callable[[random.Random], list[dict]]:
+    return lambda rng: superglue_rows(name, NUMBER_OF_ROWS)
 
 
 def demo_rows(make_rows: Callable[[int, int], Any]) -> Callable[[random.Random], Any]:
@@ -72,13 +66,7 @@ def demo_rows(make_rows: Callable[[int, int], Any]) -> Callable[[random.Random],
 
 
 def squad_articles(rng: random.Random) -> list[dict]:
-    paragraphs = []
-    for row in house_rows(NUMBER_OF_ROWS, rng.randrange(99)):
-        texts, starts = row["answers"].values()
-        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-        question = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
-        paragraphs.append({"context": row["context"], "qas": [question]})
-    return [{"title": "houses", "paragraphs": paragraphs}]
+    return official_squad(house_rows(NUMBER_OF_ROWS, rng.randrange(99)))["data"]
 
 
 # 2. What the scripts do before they train
@@ -171,9 +159,8 @@ TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
     "table": (demo_rows(review_rows), TABLES, use_table),
     "corpus table": (demo_rows(review_rows), TABLES, use_corpus),
     "corpus": (lambda rng: f"{TEXT}\n{OTHER}\n" * 5, ("txt",), use_corpus),
-    "record": (demo_rows(match_rows), NESTED, use_superglue("record")),
-    **{name: (rows_like(name), TABLES, use_superglue(name)) for name in ("boolq", "cb", "copa", "wic")},
-    **{name: (rows_like(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc")},
+    **{name: (official_rows(name), TABLES, use_superglue(name)) for name in ("boolq", "cb", "copa", "wic")},
+    **{name: (official_rows(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc", "record")},
 }
 
 

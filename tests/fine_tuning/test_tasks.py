@@ -23,12 +23,13 @@ from fine_tuning_models import (
 
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.fine_tuning import run, tasks
+from hf_deberta.fine_tuning.answer_spans import PredictedAnswers
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import glue, superglue
 from hf_deberta.fine_tuning.tasks.glue import Classification
-from hf_deberta.fine_tuning.tasks.ner import NamedEntities
+from hf_deberta.fine_tuning.tasks.ner import NamedEntities, Sentence
 from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
 from hf_deberta.fine_tuning.tasks.squad import Squad
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
@@ -91,6 +92,34 @@ def test_inputs_are_not_pushed_to_the_hub(tmp_path):
         (1, "A"),
     ]
     assert all("secret" not in path.read_text() for path in tmp_path.iterdir())
+
+
+ANSWERS = {"q": [{"text": "Rome", "probability": 0.6}, {"text": "", "probability": 0.4}]}
+ALWAYS_EMPTY = {"version_2_with_negative": True, "null_score_diff_threshold": -1e9}
+PASSAGE = {"passage": "Rome", "entity_spans": {"start": [], "end": []}}
+QUESTION = Dataset.from_dict({"id": ["q"]})
+RUNS = {  # the task, its flags, test rows, and predictions for them
+    "race": (MultipleChoice, {}, [{"choices": ["a", "b"]}] * 2, LabelLogits(np.eye(2), ("A", "B"))),
+    "cb": (SuperGlue, {"task_name": "cb"}, [{}] * 3, LabelLogits(np.eye(3), superglue.TASKS["cb"].labels)),
+    "record": (SuperGlue, {"task_name": "record"}, [PASSAGE], [[("Rome", -0.1), ("Bob", -3.0)]]),
+    "ner": (NamedEntities, {}, [Sentence(["a", "b"]), Sentence(["c"])], [{"O": 0.4, "B-X": 0.6}, {"B-X": 1}, {"O": 1}]),
+    "squad": (Squad, {}, QUESTION, PredictedAnswers({"q": "Rome"}, ANSWERS, {}, {})),
+    "squad_v2": (Squad, ALWAYS_EMPTY, QUESTION, PredictedAnswers({"q": ""}, ANSWERS, {}, {})),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_predictions_from_scores(name):
+    """An ensemble of one run predicts what that run does."""
+    task_class, flags, rows, predicted = RUNS[name]
+    task = task_class(None, task_class.arguments(**flags), None)
+    task.rows = {"test": rows}
+    scores = [dict(reversed(row.items())) for row in task.scores(predicted)]  # the names may come in any order
+    assert len(scores) == task.number_of_scores("test")
+    again = task.from_scores("test", scores)
+    assert all(row == pytest.approx(expected) for row, expected in zip(task.scores(again), scores, strict=True))
+    expected, found = (task.predicted_columns("test", each)["prediction"] for each in (predicted, again))
+    assert found == expected
 
 
 @pytest.mark.slow
