@@ -1,6 +1,5 @@
 """`run_glue.py` as users start it; its functions are tested without training where that is enough."""
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -43,20 +42,14 @@ def run_glue(*arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Rows of a sentence task, a pair task and a regression; models of three families."""
+    """Rows of a sentence task and a regression; models of three families."""
     folder = tmp_path_factory.mktemp("glue")
     sentences = review_rows(64, 0)
-    pairs = [
-        {"premise": a["sentence"], "hypothesis": b["sentence"], "label": (a["label"] + b["label"]) % 3}
-        for a, b in itertools.pairwise(sentences)
-    ]
     values = [{"sentence1": r["sentence"], "sentence2": "good", "label": 5.0 * r["label"]} for r in sentences]
-    for name, rows in {"sst2": sentences, "mnli": pairs, "stsb": values}.items():
+    for name, rows in {"sst2": sentences, "stsb": values}.items():
         (folder / name).mkdir()
-        validations = ["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"]
-        splits = {"train": rows[:40], "test": [{**row, "label": -1} for row in rows[40:56]]}
-        splits |= {split: rows[40 + i : 56 + i] for i, split in enumerate(validations)}
-        for split, split_rows in splits.items():
+        hidden = [{**row, "label": -1} for row in rows[40:56]]
+        for split, split_rows in {"train": rows[:40], "validation": rows[40:56], "test": hidden}.items():
             write_json_lines(folder / name / f"{split}.jsonl", split_rows)
     save_models(folder, [row["sentence"] for row in sentences])
     return folder
@@ -110,51 +103,6 @@ def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
     for line, row in zip(read_predicted_rows(out, "predictions_stsb"), rows, strict=True):
         assert row.items() <= line.items() and isinstance(line["prediction"], float)
     assert not any(name.startswith("predict_pearson") for name in results(out))  # labels are -1: hidden
-
-
-@pytest.mark.slow
-def test_the_best_model_is_kept(data, tmp_path, caplog):
-    """By the metric of the task, which is not the loss. The log names the text column and the positive class."""
-    texts = enumerate(("a lovely film", "a dull film"))
-    rows = [{"id": f"row {i}", "text": text, "label": label} for label, text in texts for i in range(2)]
-    file = write_json_lines(tmp_path / "rows.jsonl", rows)
-    run_glue("--model_name_or_path", data / "ours", "--train_file", file, "--validation_file", file, *RUN,
-             "--num_train_epochs", 8, "--warmup_steps", 0, "--learning_rate", 1e-2, "--cls_dropout", 0,
-             "--output_dir", tmp_path / "out")  # fmt: skip
-    assert "Text columns: text. Labels: LABEL_0, LABEL_1 (f1 of class 'LABEL_1')" in caplog.text
-    log = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
-    accuracies = [entry["eval_accuracy"] for entry in log if "eval_accuracy" in entry]
-    assert len(set(accuracies)) > 1  # or the test proves nothing
-    assert results(tmp_path / "out")["eval_accuracy"] == max(accuracies)
-
-
-@pytest.mark.slow
-def test_a_finished_run_is_not_trained_again_and_a_different_one_is_refused(data, tmp_path):
-    out, rows = tmp_path / "out", shutil.copytree(data / "sst2", tmp_path / "sst2")
-    command = ["--model_name_or_path", data / "ours", "--task_name", "sst2", "--data_dir", rows, *RUN]
-    command += ["--max_steps", 3, "--output_dir", out]
-    run_glue(*command)
-    before, written = results(out), (out / "model.safetensors").stat().st_mtime_ns
-    card = (out / "README.md").read_text()
-    (out / "SST-2.tsv").unlink()
-    harmless = ["--logging_steps", 1, "--per_device_eval_batch_size", 2, "--num_seeds", 1, "--do_train", "--do_eval"]
-    run_glue(*command, *harmless, "--do_predict", "--per_device_train_batch_size", 4,
-             "--gradient_accumulation_steps", 2)  # fmt: skip
-    assert (out / "model.safetensors").stat().st_mtime_ns == written and (out / "SST-2.tsv").exists()
-    after = results(out)
-    assert (after["eval_loss"], after["train_loss"]) == (pytest.approx(before["eval_loss"]), before["train_loss"])
-    assert (out / "README.md").read_text() == card
-    for flag, value in {"--learning_rate": 0.5, "--cls_dropout": 0.5, "--seed": 7}.items():
-        with pytest.raises(SystemExit, match=f"{flag[2:]} .*, now {value}"):
-            run_glue(*command, flag, value)
-    with pytest.raises(SystemExit, match=r"ours has no weights for .*classifier.weight.*--do_train"):
-        run_glue(*command, "--do_predict")
-    flipped = [{**row, "label": 1 - row["label"]} for row in read_json_lines(rows / "train.jsonl")]
-    write_json_lines(rows / "train.jsonl", flipped)
-    with pytest.raises(SystemExit, match="hash of rows [0-9a-f]{16}, now "):
-        run_glue(*command)
-    run_glue(*command, "--resume_from_checkpoint", "false")
-    assert results(out)["eval_loss"] != before["eval_loss"]
 
 
 @pytest.mark.slow
@@ -276,36 +224,6 @@ def test_labels_come_from_the_checkpoint(data, tmp_path):
     float((tmp_path / "c" / "predict_results_own.txt").read_text().split()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["ours", "bert"])
-def test_a_trained_model_knows_its_columns_labels_and_length(data, tmp_path, model, caplog):
-    """A new file may have other columns first. One without the columns of the training is refused."""
-    rows = [
-        {"key": f"row{i}", "premise": row["sentence"], "hypothesis": "a film", "verdict": ("no", "yes")[row["label"]]}
-        for i, row in enumerate(review_rows(40, 5))
-    ]
-    train = write_json_lines(tmp_path / "train.jsonl", rows)
-    trained, command = tmp_path / "trained", [*RUN, "--do_eval", "--do_predict"]
-    run_glue("--model_name_or_path", data / model, "--train_file", train, "--validation_file", train,
-             "--label_column_name", "verdict", "--max_seq_length", 6, "--recipe", "none", *RUN, "--learning_rate", 2e-2,
-             "--max_steps", 8, "--output_dir", trained)  # fmt: skip
-    assert "Text columns: premise, hypothesis." in caplog.text
-    new = [{"comment": "of no use", "verdict": row.pop("verdict"), **dict(reversed(row.items()))} for row in rows]
-    Dataset.from_list(new).to_csv(tmp_path / "new.csv")
-    file = ["--validation_file", tmp_path / "new.csv", "--test_file", tmp_path / "new.csv"]
-    run_glue("--model_name_or_path", trained, *file, *command, "--output_dir", tmp_path / "again")
-    assert results(tmp_path / "again")["eval_loss"] == pytest.approx(results(trained)["eval_loss"])
-    assert results(tmp_path / "again")["predict_loss"] == pytest.approx(results(trained)["eval_loss"])
-    run_glue("--model_name_or_path", trained, *file, *command, "--output_dir", tmp_path / "longer",
-             "--max_seq_length", 60, "--text_column_names", "comment")  # fmt: skip
-    assert results(tmp_path / "longer")["eval_loss"] != pytest.approx(results(trained)["eval_loss"])
-    assert "Not as the checkpoint was trained: --text_column_names comment, --max_seq_length 60." in caplog.text
-    with pytest.raises(SystemExit, match="test rows have no column 'premise', 'hypothesis'; they have sentence, label"):
-        run_glue("--model_name_or_path", trained, "--test_file", data / "sst2" / "test.jsonl", *RUN, "--do_predict",
-                 "--output_dir", tmp_path / "refused")  # fmt: skip
-    assert not list((tmp_path / "refused").glob("*predict*"))
-
-
 # Functions
 
 
@@ -326,7 +244,9 @@ MULTI_LABEL = glue.GlueTask("multi_label", ("text",), ("a", "b"))
 )
 def test_hidden_test_labels(task, labels, labelled):
     rows = Dataset.from_dict({"text": ["x"] * len(labels), "label": labels})
-    assert classification({"test": rows}, task).has_labels("test") == labelled
+    made = classification({"test": rows}, task)
+    assert made.has_labels("test") == labelled
+    assert made.model_args.reading_flags == {"text_column_names": ["text"]}  # kept in config.json for later runs
 
 
 def test_metrics_of_several_labels_are_in_the_order_of_the_task():

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.fine_tuning import run as run_module
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, choose_flags, demo_flags, recipe_flags
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
@@ -232,22 +231,3 @@ def test_a_missing_checkpoint_is_shown_in_one_line(parse, tmp_path):
         parse(model=tmp_path)
     with pytest.raises(SystemExit, match="--model_name_or_path"):
         parse(model=None)
-
-
-def test_a_script_locks_its_folder(tmp_path, monkeypatch):
-    """Before it reads data, and the folder of each seed; and not once it has ended."""
-    words = ["run_x.py", "--use_cpu", "--num_seeds", 2, "--output_dir", tmp_path, "--recipe", "none"]
-    monkeypatch.setattr(sys, "argv", list(map(str, [*words, "--model_name_or_path", "x"])))
-    monkeypatch.setattr(run_module, "keep_best_seed", lambda *_: None)
-    locked = []
-
-    def run(args: FineTuningArguments) -> dict[str, float]:
-        locked.append({str(path.relative_to(tmp_path)) for path in tmp_path.rglob("_run.lock")})
-        return {}
-
-    def fine_tune(model_args: ModelArguments, args: FineTuningArguments) -> None:
-        run_module.run_seeds(args, run)
-
-    run_script((ModelArguments, FineTuningArguments), fine_tune)
-    assert locked == [{"_run.lock", "seed-42/_run.lock"}, {"_run.lock", "seed-43/_run.lock"}]
-    assert not list(tmp_path.rglob("_run.lock"))

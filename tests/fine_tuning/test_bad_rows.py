@@ -1,12 +1,10 @@
 """Bad rows of each task: an error lists them, counted from 1, and --skip_bad_rows leaves them out."""
 
 import json
-import logging
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from fine_tuning_models import CPU, read_predicted_rows, run_script, save_models
 
 from hf_deberta.demos.race import location_rows
 from hf_deberta.demos.squad import house_rows
@@ -25,11 +23,6 @@ REVIEWS = [{"text": f"a film, number {n}", "label": ("bad", "good")[n % 2]} for 
 WORDS = [{"tokens": ["Ann", "left"], "ner_tags": ["B-PER", "O"]} for _ in range(6)]
 PAIRS = [{"premise": "It rained.", "hypothesis": "It is wet.", "label": "neutral"} for _ in range(6)]
 ENDINGS = [{"sent1": "It", "sent2": "is", "ending0": "wet", "ending1": "dry", "label": n % 2} for n in range(6)]
-
-
-@pytest.fixture(autouse=True)
-def logged(monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
 
 
 def write(folder: Path, name: str, rows: list[dict], bad: dict[int, dict] | None = None) -> Path:
@@ -133,21 +126,3 @@ def test_rows_that_cannot_be_left_out(tmp_path):
     (tmp_path / "validation.jsonl").unlink()
     with pytest.raises(InputError, match="expanded train row 3: the row has no answers; --skip_bad_rows is for"):
         read(tmp_path, SuperGlue, task_name="record")
-
-
-@pytest.mark.slow
-def test_a_run_is_another_one_without_some_rows(tmp_path):
-    """The rows that are trained on identify a run."""
-    save_models(tmp_path, [row["text"] for row in REVIEWS] * 4)
-    write(tmp_path, "train.jsonl", REVIEWS, {2: {"label": None}})
-    write(tmp_path, "test.jsonl", REVIEWS)
-    command = ["--model_name_or_path", tmp_path / "ours", "--train_file", tmp_path / "train.jsonl", "--test_file",
-               tmp_path / "test.jsonl", "--output_dir", tmp_path / "out", "--max_steps", 1, *CPU]  # fmt: skip
-    with pytest.raises(SystemExit, match="run_glue.py: .*train.jsonl, row 2: no label in .*--skip_bad_rows leaves"):
-        run_script("run_glue.py", *command)
-    run_script("run_glue.py", *command, "--skip_bad_rows")
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["rows"] == 5
-    assert len(read_predicted_rows(tmp_path / "out", "predictions_own")) == 6
-    write(tmp_path, "train.jsonl", REVIEWS, {2: {"label": None}, 5: {"label": None}})
-    with pytest.raises(SystemExit, match="holds a run with other settings: rows 5, now 4"):
-        run_script("run_glue.py", *command, "--skip_bad_rows")

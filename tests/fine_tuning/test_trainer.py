@@ -34,8 +34,8 @@ from hf_deberta.fine_tuning.trainer import (
     validation_splits,
 )
 from hf_deberta.training import checkpoints
-from hf_deberta.training.checkpoints import RunEnd, inspect_finished_run
 from hf_deberta.training.errors import InputError
+from hf_deberta.training.run_lock import LOCK
 
 BERT = BertConfig(
     hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100,
@@ -143,7 +143,7 @@ def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, mo
     torch.manual_seed(0)
     first = make_trainer(arguments(tmp_path))
     first.train_and_evaluate()
-    second = make_trainer(arguments(tmp_path))
+    second = make_trainer(arguments(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2))
     monkeypatch.setattr(second, "_load_from_checkpoint", lambda *_: pytest.fail("loads a checkpoint"))
     second.train_and_evaluate()
     assert not second.trained and second.state.global_step == 1
@@ -152,33 +152,9 @@ def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, mo
     monkeypatch.setattr(checkpoints, "is_deepspeed_zero3_enabled", lambda: True)
     with pytest.raises(InputError, match=f"{tmp_path} is finished, and with ZeRO-3 .* --do_train false"):
         make_trainer(arguments(tmp_path)).train_and_evaluate()
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
-@pytest.mark.parametrize("epochs", [1.5, 2])
-def test_a_damaged_finished_run_is_finished_again(tmp_path, caplog, name, epochs):
-    """From its last checkpoint, with the same result. Its training may end within an epoch."""
-
-    def run() -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        fields = {"max_steps": -1, "num_train_epochs": epochs, "per_device_train_batch_size": 4}
-        fields |= {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}
-        trainer = make_trainer(arguments(tmp_path, save_strategy="steps", save_steps=1, **fields))
-        trainer.train_and_evaluate()
-        return {name: value.clone() for name, value in trainer.model.state_dict().items()}
-
-    whole = run()
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(content[:-1])
-    again = run()
-    assert f"holds a finished run that is damaged ({name} has {len(content) - 1} bytes instead of" in caplog.text
-    assert all(torch.equal(again[name], value) for name, value in whole.items())
-    assert inspect_finished_run(tmp_path)[0] is not RunEnd.DAMAGED
-    (tmp_path / name).write_bytes(content[:-1])
-    for checkpoint in tmp_path.glob("checkpoint-*"):
-        shutil.rmtree(checkpoint)
-    with pytest.raises(InputError, match=rf"damaged \({name} .*, and no checkpoint: .*_checkpoint false"):
-        run()
+    flipped = Dataset.from_dict({"input_ids": ROWS["input_ids"][:], "labels": [1, 0] * 4})
+    with pytest.raises(InputError, match="hash of rows [0-9a-f]{16}, now "):
+        FineTuningTrainer(first.model, arguments(tmp_path), default_data_collator, flipped).train_and_evaluate()
 
 
 def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path):
@@ -205,9 +181,11 @@ def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path)
 
 
 def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path):
+    """The folder of each seed is locked."""
     models = []
 
     def run(args: FineTuningArguments) -> dict[str, float]:
+        assert (args.output_folder / LOCK).exists()
         assert not models or models[-1]() is None
         trainer = make_trainer(args)
         models.append(weakref.ref(trainer.model))
@@ -218,7 +196,7 @@ def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path):
         run_seeds(arguments(tmp_path, num_seeds=2), run)
     finally:
         gc.enable()
-    assert len(models) == 2
+    assert len(models) == 2 and not list(tmp_path.rglob(LOCK))
 
 
 def test_label_smoothing_needs_classes(tmp_path):
