@@ -13,7 +13,6 @@ from fine_tuning_models import save_models as save_tiny_models
 
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.pretraining.arguments import NewModelArguments
-from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("fine_tuning", "pretraining", "training", "demos", "export", "serving")
@@ -96,14 +95,6 @@ def hostile(tmp_path_factory) -> tuple[Path, Path]:
     (folder / "corpus.txt").write_text("\n".join(words))
     (folder / "rows.jsonl").write_text('{"sentence": "a", "label": 0}\n{"sentence": "b", "label": 1}\n' * 4)
     return model, sentinel
-
-
-def test_the_tokenizer_of_a_hostile_folder(hostile, monkeypatch):
-    model, sentinel = hostile
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        load_tokenizer(str(model))
-    assert not sentinel.exists()
 
 
 @pytest.mark.slow

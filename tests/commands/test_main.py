@@ -57,9 +57,3 @@ def test_gpu_check_needs_no_datasets():
     code = "import sys; sys.modules['datasets'] = None; from hf_deberta.__main__ import main; main(['gpu-check', '-h'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0 and "--head_sizes" in ran.stdout, ran.stderr
-
-
-def test_unknown_commands(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["glu"])
-    assert stopped.value.code == 2 and "invalid choice: 'glu'" in capsys.readouterr().err

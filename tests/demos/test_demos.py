@@ -1,35 +1,18 @@
-"""Demonstrations: the rows are in the format of their task, learnable, and the same in every run."""
-
-import json
+"""Demonstrations: the rows are learnable, and the same in every run."""
 
 import pytest
 from fine_tuning_models import CPU, results, run_script
-from transformers import AutoConfig, AutoTokenizer
 
-from hf_deberta.demos.glue import review_rows, write_glue_demo
-from hf_deberta.demos.ner import conll_text, write_ner_demo
-from hf_deberta.demos.race import location_rows, write_race_demo
-from hf_deberta.demos.squad import house_rows, write_squad_demo
-from hf_deberta.demos.superglue import match_rows, write_superglue_demo
+from hf_deberta.demos.glue import review_rows
+from hf_deberta.demos.ner import conll_text
+from hf_deberta.demos.race import location_rows
+from hf_deberta.demos.squad import house_rows
+from hf_deberta.demos.superglue import match_rows
 
 
 @pytest.mark.parametrize("make", [review_rows, house_rows, location_rows, match_rows, conll_text])
 def test_rows_depend_on_the_seed_alone(make):
     assert make(30, 1) == make(30, 1) != make(30, 2)
-
-
-@pytest.mark.parametrize(
-    "write_demo", [write_glue_demo, write_squad_demo, write_race_demo, write_ner_demo, write_superglue_demo]
-)
-def test_demo_files(write_demo, tmp_path, caplog):
-    flags = write_demo(tmp_path)
-    assert not caplog.text  # the tokenizer has the size that was requested
-    config = AutoConfig.from_pretrained(flags["model_name_or_path"])
-    assert len(AutoTokenizer.from_pretrained(flags["model_name_or_path"])) == config.vocab_size
-    for split in ("train", "validation", "test"):
-        file = tmp_path / flags[f"{split}_file"]
-        lines = file.read_text(encoding="utf-8").splitlines()
-        assert lines and (file.suffix == ".txt" or all(isinstance(json.loads(x), dict) for x in lines))
 
 
 DEMONSTRATIONS = {  # the metrics of a model that has learned, and a file with its number of lines

@@ -19,8 +19,6 @@ from transformers import TrainingArguments
 from hf_deberta.training.checkpoints import checkpoints_by_step, delete_old_checkpoints, last_checkpoint
 from hf_deberta.training.errors import InputError
 
-NEEDED = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
-
 
 def weights(trainer: AtomicTrainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}
@@ -133,17 +131,6 @@ def test_damaged_files(run_folder, tally, caplog):
                 tally.held(f"{attack}: the newest whole one is taken")
             else:
                 tally.refused(f"{attack}: no whole one is left")
-
-
-@pytest.mark.parametrize("name", NEEDED)
-def test_a_missing_part_without_manifest(run_folder, tally, caplog, name):
-    """As other trainers write checkpoints."""
-    for manifest in run_folder.glob("*/manifest.json"):
-        manifest.unlink()
-    newest = newest_first(run_folder)[0]
-    (newest / name).unlink()
-    assert check_choice(run_folder, {newest: "model" if name == "model.safetensors" else name}, caplog)
-    tally.held("damaged checkpoint without manifest: the newest whole one is taken")
 
 
 def check_choice(folder: Path, damaged: dict[Path, str], caplog: pytest.LogCaptureFixture) -> bool:

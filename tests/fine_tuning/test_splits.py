@@ -24,14 +24,6 @@ def test_gzipped(tmp_path):
     assert found["train"][0] == ROWS[0] and found["test"][0] == {"sentence": "NA"}
 
 
-def test_a_quotation_mark_in_a_tsv_is_a_letter(tmp_path):
-    texts = ['"Ever" since', '"not closed', 'said "so"']
-    lines = [f"{text}\t{label}\n" for label, text in enumerate(texts)]
-    (tmp_path / "a.tsv").write_text("sentence\tlabel\n" + "".join(lines))
-    rows = read_splits(DataArguments(train_file=str(tmp_path / "a.tsv")))["train"]
-    assert rows["sentence"][:] == texts and rows["label"][:] == [0, 1, 2]
-
-
 def test_a_folder(tmp_path):
     for name in ("train.jsonl", "validation_matched.jsonl", "test.jsonl", "README.md", "trainer.txt"):
         write(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Heads: losses and gradients do not depend on how a batch is split, in the model and through Trainer."""
+"""Heads: losses and gradients do not depend on how a batch is split."""
 
 import pytest
 import torch
@@ -144,8 +144,6 @@ def test_answers_at_padding_are_ignored():
     assert loss < 20
     assert_equal_but_for_rounding(loss, model(**inputs).loss)
 
-
-# ---- Trainer ------------------------------------------------------------------------------------------------------
 
 # ---- padding -----------------------------------------------------------------------------------------------------
 
