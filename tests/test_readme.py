@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizer_files import write_bpe
 from transformers import HfArgumentParser
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
@@ -36,7 +36,6 @@ GUIDES = [
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 HUB_IDS = ("microsoft/deberta-base", "microsoft/deberta-v3-base", "cross-encoder/nli-deberta-v3-base")
-SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
 def released_v1(folder: Path) -> Path:
@@ -44,14 +43,8 @@ def released_v1(folder: Path) -> Path:
     from hf_deberta.export.transformers_format import to_v1_layout
 
     folder.mkdir()
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=SPECIAL_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    bpe.train_from_iterator(["Paris is the capital of France. A good, very bad store."] * 4, trainer)
-    bpe.model.save(str(folder))
-    fields = {"vocab_size": bpe.get_vocab_size(), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    size = write_bpe(folder, ["Paris is the capital of France. A good, very bad store."] * 4)
+    fields = {"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     fields |= {"intermediate_size": 64, "relative_attention": True, "pos_att_type": "c2p|p2c"}
     fields |= {"position_biased_input": False, "model_type": "deberta"}
     (folder / "config.json").write_text(json.dumps(fields))

@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from spm_files import write_spm
 from test_parity_with_transformers import in_tree
+from tokenizer_files import write_spm
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaTokenizer
 

@@ -16,9 +16,8 @@ import torch
 import transformers
 from numerics import assert_same_by_name
 from safetensors.torch import load_file
-from spm_files import write_spm
 from test_parity_with_transformers import HEADS, SHAPES, assert_same, batch, in_tree, outputs, released
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizer_files import write_bpe, write_spm
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoConfig, AutoTokenizer, Trainer, TrainingArguments, pipeline
 from transformers.models.deberta import modeling_deberta
@@ -35,7 +34,6 @@ from hf_deberta.serving.openvino_layers import has_openvino
 
 RELEASES = ["v1", "v2", "v3"]
 AUTO = {head: getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}") for head in HEADS}
-SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 TEXTS = ["Paris is the capital of France.", "a good store", "Ann Lee works in Rome, not in Paris"]
 
 
@@ -427,12 +425,7 @@ def test_new_tokens(shape, tmp_path):
 
 
 def test_v1_pairs_are_tokenized_as_in_the_original(tmp_path):
-    words = Tokenizer(models.BPE())
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    options = {"vocab_size": 300, "special_tokens": SPECIAL_TOKENS, "initial_alphabet": alphabet}
-    words.train_from_iterator(TEXTS, trainers.BpeTrainer(**options))
-    words.model.save(str(tmp_path))
+    write_bpe(tmp_path, TEXTS)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta"}))
     in_tree_class = transformers.DebertaTokenizer
     with enable():

@@ -1,7 +1,9 @@
-"""Write the tokenizer files of a released v3: a SentencePiece model, trained on a few sentences."""
+"""Write the tokenizer files of a released v1 or v3, trained on a few sentences."""
 
 import json
 from pathlib import Path
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 SPECIAL_PIECES = {"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}
 
@@ -21,3 +23,14 @@ def write_spm(folder: Path, sentences: list[str], **options: object) -> Path:
     config = {"do_lower_case": False, "vocab_type": "spm"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def write_bpe(folder: Path, sentences: list[str]) -> int:
+    """Write `vocab.json` and `merges.txt`; return the size of the vocabulary."""
+    bpe, alphabet = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet)
+    bpe.train_from_iterator(sentences, trainer)
+    bpe.model.save(str(folder))
+    return bpe.get_vocab_size()
