@@ -10,29 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from test_parity_with_transformers import in_tree
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.engines.attention_triton_operator import LAUNCHES
-
-
-def tiny_in_tree() -> transformers.DebertaV2Model:
-    torch.manual_seed(0)
-    config = transformers.DebertaV2Config(
-        vocab_size=60,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        relative_attention=True,
-        position_buckets=8,
-        max_position_embeddings=32,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        pos_att_type=["c2p", "p2c"],
-        position_biased_input=False,
-        type_vocab_size=0,
-    )
-    return transformers.DebertaV2Model(config).eval()
 
 
 @pytest.mark.slow
@@ -42,7 +23,9 @@ def test_runners_compute_what_the_model_computes(load, runtime, dtype, limit):
     runtimes = load("runtimes")
     for module in runtimes.MODULES[runtime]:
         pytest.importorskip(module)
-    model = tiny_in_tree()
+    model = in_tree(
+        "v3", "Model", vocab_size=60, position_buckets=8, max_position_embeddings=32, initializer_range=0.02
+    )
     ids = torch.randint(5, 60, (3, 20))
     mask = torch.ones_like(ids)
     mask[1, 12:] = 0

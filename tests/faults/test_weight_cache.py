@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fault_cases import number_of_cases, seeds
+from test_parity_with_transformers import in_tree
 from torch import nn
-from transformers import DebertaV2Config, DebertaV2Model
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, enable, reference_mode
 from hf_deberta.engines.weight_cache import checksums
@@ -104,13 +104,12 @@ def ours(rng):
     return head(HfDebertaConfig(**fields, pos_att_type=terms, max_position_embeddings=40)), nullcontext
 
 
-def in_tree(rng):
-    fields = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
-    fields |= {"share_att_key": True, "position_buckets": 8, "max_position_embeddings": 40, "type_vocab_size": 0}
-    return DebertaV2Model(DebertaV2Config(**SIZES, **fields, norm_rel_ebd="layer_norm")), enable
+def theirs(rng):
+    fields = {**SIZES, "position_buckets": 8, "max_position_embeddings": 40}
+    return in_tree("v3", "Model", **fields), enable
 
 
-@pytest.mark.parametrize("build", [ours, in_tree])
+@pytest.mark.parametrize("build", [ours, theirs])
 @pytest.mark.parametrize("seed", seeds(sample=4, full=150))
 def test_random_writes_between_passes(build, seed, tally):
     rng = random.Random(seed)

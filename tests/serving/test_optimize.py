@@ -7,8 +7,8 @@ from unittest import mock
 
 import pytest
 import torch
-import transformers
 from numerics import needs_onednn_bfloat16
+from test_parity_with_transformers import in_tree
 from torch import nn
 
 import hf_deberta
@@ -264,15 +264,8 @@ def test_gradients_reference_mode_autocast_and_inference_mode():
 
 
 def make_in_tree(version: str):
-    config_class, model_class = {
-        "v1": (transformers.DebertaConfig, transformers.DebertaModel),
-        "v2": (transformers.DebertaV2Config, transformers.DebertaV2Model),
-    }[version]
-    settings = {**SMALL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
-    settings |= {"max_relative_positions": 512}
-    if version == "v2":
-        settings |= {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
-    return model_class(config_class(**settings)).eval()
+    shape = {"v1": "v1", "v2": "v3"}[version]
+    return in_tree(shape, "Model", **SMALL, position_biased_input=True, max_relative_positions=512)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
