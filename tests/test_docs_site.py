@@ -135,22 +135,16 @@ def browser() -> Iterator[Any]:
         yield playwright.chromium.launch(executable_path=CHROMIUM)
 
 
-def open_tab(browser: Any, width: int, scheme: str) -> tuple[Any, list[str]]:
-    """Return a tab of the browser, and the list to which it appends its errors."""
-    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    errors: list[str] = []
-    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("response", lambda response: errors.append(response.url) if response.status >= 400 else None)
-    return tab, errors
-
-
 @needs_mkdocs
 @needs_chromium
 @pytest.mark.slow
 @pytest.mark.parametrize("width, scheme", [(1280, "light"), (400, "dark")])
 def test_a_browser_shows_every_page_whole(site, address, browser, width, scheme):
-    tab, errors = open_tab(browser, width, scheme)
+    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    errors: list[str] = []
+    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("response", lambda response: errors.append(response.url) if response.status >= 400 else None)
     faults = {}
     for path in sorted(site.rglob("index.html")):
         page = path.parent.relative_to(site).as_posix()
@@ -160,37 +154,3 @@ def test_a_browser_shows_every_page_whole(site, address, browser, width, scheme)
         errors.clear()
     tab.close()
     assert not faults
-
-
-@needs_mkdocs
-@needs_chromium
-def test_every_entry_of_the_navigation_opens(address, browser):
-    tab, errors = open_tab(browser, 1280, "dark")
-    tab.goto(address)
-    opened = set()
-    for i in range(tab.locator(".md-tabs__link").count()):
-        tab.locator(".md-tabs__link").nth(i).click()
-        opened.add(tab.url)
-        links = tab.locator(".md-nav--primary a.md-nav__link:visible")
-        for link in links.evaluate_all("links => links.map(link => link.href).filter(link => !link.includes('#'))"):
-            find = "link => [...document.querySelectorAll('.md-nav--primary a')].find(a => a.href === link).click()"
-            tab.evaluate(find, link)
-            tab.wait_for_url(link)
-            tab.locator("h1").wait_for()
-            opened.add(link)
-    assert opened == {address + (name.removesuffix(".md") + "/" if name != "index.md" else "") for name in PAGES}
-    assert not errors
-    tab.close()
-
-
-@needs_mkdocs
-@needs_chromium
-def test_a_narrow_window_has_the_navigation_in_a_drawer(address, browser):
-    tab, errors = open_tab(browser, 400, "light")
-    tab.goto(address)
-    tab.locator("label.md-header__button[for=__drawer]").click()
-    tab.locator(".md-nav--primary label:visible", has_text="Train").first.click()
-    tab.locator(".md-nav--primary a:visible", has_text="Scale-invariant").click()
-    tab.wait_for_url("**/sift/")
-    assert not errors
-    tab.close()
