@@ -128,9 +128,6 @@ def test_the_pages_say_what_was_measured(load):
     assert released.table("v3-xsmall-nli") in BENCHMARKS, "replace it by `benchmarks/released.py --print v3-xsmall-nli`"
 
 
-class TestFineTuningTables:
-    """benchmarks/fine_tuning.py"""
-
-    def test_they_are_those_of_the_page(self, load):
-        tables = load("fine_tuning").tables("v3-xsmall-nli")
-        assert tables in REPRODUCTION, "replace them by `python benchmarks/fine_tuning.py --print v3-xsmall-nli`"
+def test_the_tables_of_fine_tuning_are_those_of_the_page(load):
+    tables = load("fine_tuning").tables("v3-xsmall-nli")
+    assert tables in REPRODUCTION, "replace them by `python benchmarks/fine_tuning.py --print v3-xsmall-nli`"

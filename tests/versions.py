@@ -32,7 +32,6 @@ CORE = (  # but for those marked slow
     "tests/in_tree",
     "tests/test_tokenization_hf_deberta.py",
     "tests/training/test_private_trainer_apis.py",
-    "tests/metrics/test_squad_official.py",  # Transformers has a copy of the official script up to 5.16
 )
 SCRIPTS = (
     "tests/demos/test_demos.py::test_demonstrations[run_glue.py-learns]",

@@ -187,16 +187,6 @@ def test_released_masked_lm(shape, prefix, binary, tmp_path):
     torch.testing.assert_close(found(**inputs).logits, expected(**inputs).logits, atol=0, rtol=0)
 
 
-def test_released_encoder_without_prefix(tmp_path):
-    model = hf_deberta.HfDebertaModel(
-        hf_deberta.HfDebertaConfig(**SMALL, position_buckets=16, max_position_embeddings=64)
-    )
-    model.save_pretrained(tmp_path)
-    head = hf_deberta.HfDebertaForSequenceClassification.from_pretrained(tmp_path)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, head.deberta.state_dict()[name])
-
-
 def test_stray_entries_of_released_files_are_ignored(tmp_path):
     stray = {
         "deberta.embeddings.word_embeddings._weight": torch.zeros(99, 32),
