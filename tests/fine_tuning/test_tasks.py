@@ -1,8 +1,6 @@
 """What all tasks share, and a sixth task in one class, as docs/fine_tuning.md shows it."""
 
-import doctest
 import importlib
-import pkgutil
 import re
 import sys
 from argparse import Namespace
@@ -22,12 +20,12 @@ from fine_tuning_models import (
 )
 
 from hf_deberta.demos.glue import review_rows
-from hf_deberta.fine_tuning import run, tasks
+from hf_deberta.fine_tuning import run
 from hf_deberta.fine_tuning.answer_spans import PredictedAnswers
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits
-from hf_deberta.fine_tuning.tasks import glue, superglue
+from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities, Sentence
 from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
@@ -52,11 +50,6 @@ def test_numbers_of_rows_are_positive(name, flag):
     assert getattr(arguments(**task, **{flag: 1}), flag) == 1
 
 
-@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(tasks.__path__)])
-def test_examples(name):
-    assert doctest.testmod(importlib.import_module(f"{tasks.__name__}.{name}")).failed == 0
-
-
 @pytest.mark.parametrize(
     ("task", "flags", "name"),
     [
@@ -76,10 +69,6 @@ def test_examples(name):
 )
 def test_the_task_in_the_table_of_recipes(task, flags, name):
     assert task.recipe_name(Namespace(**flags)) == name
-
-
-def test_submissions_have_every_task():
-    assert (len(glue.SUBMISSION_FILES), len(superglue.SUBMISSION_FILES)) == (11, 10)
 
 
 def test_inputs_are_not_pushed_to_the_hub(tmp_path):
@@ -119,7 +108,7 @@ def test_predictions_from_scores(name):
     again = task.from_scores("test", scores)
     assert all(row == pytest.approx(expected) for row, expected in zip(task.scores(again), scores, strict=True))
     expected, found = (task.predicted_columns("test", each)["prediction"] for each in (predicted, again))
-    assert found == expected
+    assert found == expected and getattr(again, "labels", None) == getattr(predicted, "labels", None)
 
 
 @pytest.mark.slow
