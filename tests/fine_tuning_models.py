@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from datasets import Dataset
-from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model, PreTrainedModel
+from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
 from hf_deberta import HfDebertaConfig, HfDebertaModel
 from hf_deberta.fine_tuning.task_model import ModelArguments
@@ -92,17 +91,6 @@ def read_predicted_rows(folder: Path, name: str) -> list[dict]:
 def write_json_lines(file: Path, rows: list[dict]) -> Path:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
-
-
-def reorder_labels(folder: Path, auto_class: type[PreTrainedModel], order: list[int], labels: list[str]) -> None:
-    """Save the same model with its classes in another order, and other label names."""
-    model = auto_class.from_pretrained(folder)
-    with torch.no_grad():
-        for parameter in (model.classifier.weight, model.classifier.bias):
-            parameter.copy_(parameter[order].clone())
-    model.config.id2label = dict(enumerate(labels))
-    model.config.label2id = {label: number for number, label in enumerate(labels)}
-    model.save_pretrained(folder)
 
 
 def classification(

@@ -15,7 +15,6 @@ from fine_tuning_models import (
     ensemble_metrics,
     read_json_lines,
     read_predicted_rows,
-    reorder_labels,
     results,
     run_script,
     save_models,
@@ -146,8 +145,11 @@ def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, caps
     lines = read_predicted_rows(out / "ensemble", "predictions_sst2")
     for line, mean in zip(lines, scores, strict=True):
         assert line["probabilities"] == pytest.approx(mean, rel=1e-4) and line["prediction"] == max(mean, key=mean.get)
-    order = ["positive", "negative"]
-    reorder_labels(out / "seed-43", AutoModelForSequenceClassification, [1, 0], order)
+    model = AutoModelForSequenceClassification.from_pretrained(out / "seed-43")
+    for parameter in model.classifier.parameters():
+        parameter.data = parameter.data.flip(0)
+    model.config.id2label, model.config.label2id = {0: "positive", 1: "negative"}, {"positive": 0, "negative": 1}
+    model.save_pretrained(out / "seed-43")
     run_glue("--model_name_or_path", out / "seed-43", *command, "--do_eval", "--do_predict",
              "--output_dir", tmp_path / "reordered")  # fmt: skip
     run_glue("--ensemble", out / "seed-42", tmp_path / "reordered", *command, "--output_dir", again)
