@@ -376,9 +376,11 @@ def label_indices(
     is_class_label = hasattr(feature, "names")
     accepts_numbers = is_class_label or not any(label.lstrip("-").isdigit() for label in labels)
     indices = {label: index for index, label in enumerate(labels)}
-    by_name = is_class_label and not indices.keys().isdisjoint(feature.names)
-    numbered = enumerate(feature.names if by_name else labels)
-    lookup = indices | ({str(number): indices.get(label) for number, label in numbered} if accepts_numbers else {})
+    in_any_case = {label.lower(): index for label, index in indices.items()} | indices
+    names = [label if label in indices else label.lower() for label in getattr(feature, "names", ())]
+    by_name = not in_any_case.keys().isdisjoint(names)
+    numbered = enumerate(names if by_name else labels)
+    lookup = indices | ({str(number): in_any_case.get(name) for number, name in numbered} if accepts_numbers else {})
 
     def index_of(value: Any) -> int | None:
         # truth values, and whole numbers of which a missing one made decimals

@@ -185,6 +185,8 @@ def test_class_labels_have_names(encode):
     assert encode(("1", "2", "3"), class_labels([0, 1, 2], ["1", "2", "3"]))["labels"] == [0, 1, 2]
     assert encode(("-1", "1"), class_labels([0, 1, -1], ["-1", "1"]), "test")["labels"] == [0, 1, -1]  # the last hidden
     assert encode(("pos", "neg"), class_labels([0, 1], ["neg", "pos"]))["labels"] == [1, 0]
+    assert encode(("POS", "NEG"), class_labels([0, 1], ["neg", "pos"]))["labels"] == [1, 0]
+    assert encode(("no", "NO", "on"), class_labels([0, 1, 2], ["NO", "no", "On"]))["labels"] == [1, 0, 2]
     # of a split without some of the classes, whose others have other numbers
     assert encode(("1", "2", "3"), class_labels([0, 1], ["1", "3"]))["labels"] == [0, 2]
     with pytest.raises(InputError, match="'mixed'; known are neg, pos$"):
