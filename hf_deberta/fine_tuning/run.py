@@ -61,7 +61,7 @@ def run_task(task_class: type[Task]) -> None:
 def read_rows(task: Task) -> None:
     """Read the rows of a task, and set what depends on them: actions, the best model's metric, hashes for ensembles."""
     splits = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
-    task.args.choose_actions(splits)
+    task.args.choose_actions([*splits, *task.more_splits])
     while True:
         try:
             task.rows = task.read(splits)

@@ -93,6 +93,7 @@ class Task:
     Attributes:
         rows: what `read` returned, by split: `train`, `validation`, `test`, or with suffixes (`test_matched`).
         given: the rows as the user gave them, one for each prediction, if `rows` are others.
+        more_splits: splits that `read` adds.
         labels: names of the labels in the order of the task; None for a regression.
         metric_names: the first selects the best checkpoint.
     """
@@ -117,6 +118,7 @@ class Task:
         self.rows: dict[str, Any] = {}
         self.given: dict[str, Dataset] = {}
         self.labels: tuple[str, ...] | None = None
+        self.more_splits: tuple[str, ...] = ()
 
     # 1. Rows
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from fine_tuning_models import read_json_lines
+from fine_tuning_models import read_json_lines, write_json_lines
 from numerics import tiny_model
 
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.task import LabelLogits
+from hf_deberta.fine_tuning.run import read_rows
+from hf_deberta.fine_tuning.task import LabelLogits, prediction_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
@@ -298,6 +299,15 @@ def test_metrics_and_files_are_those_of_the_split(tmp_path, name, key):
     assert task.metrics(key, predicted)[superglue.TASKS[task.task_and_split(key)[0]].metrics[0]] == 1
     task.write(tmp_path, key, predicted)
     assert (tmp_path / {"test": "CB.jsonl", "axb": "AX-b.jsonl"}[key]).exists()
+
+
+def test_a_diagnostic_is_predicted_without_test_rows(tmp_path):
+    files = {name: write_json_lines(tmp_path / f"{name}.jsonl", [ROWS[name]] * 2) for name in ("rte", "axb")}
+    data_args = superglue.SuperGlueArguments(task_name="rte", train_file=files["rte"], axb_file=files["axb"])
+    arguments = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    task = superglue.SuperGlue(ModelArguments("model"), data_args, arguments)
+    read_rows(task)
+    assert arguments.do_predict and prediction_splits(task) == ["axb"]
 
 
 def test_submission_of_multirc(tmp_path):
