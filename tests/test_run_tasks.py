@@ -215,6 +215,19 @@ def test_any_model(data, run, tmp_path, task, model, caplog):
     assert script == "run_ner.py" or "no published settings for" in caplog.text
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["squad1", "conll", "record"])
+def test_a_tokenizer_that_pads_on_the_left(data, run, tmp_path, task):
+    """Answers, words and entities have the same positions in padded inputs."""
+    left = shutil.copytree(data / "ours", tmp_path / "left")
+    config = read(left / "tokenizer_config.json") | {"padding_side": "left"}
+    (left / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, model in {"of_left": left, "of_ours": "ours"}.items():
+        run(task, tmp_path / name, "--max_steps", 2, model=model)
+    scores = [(tmp_path / name / "scores_test.jsonl").read_text() for name in ("of_left", "of_ours")]
+    assert scores[0] == scores[1]
+
+
 # SQuAD
 
 

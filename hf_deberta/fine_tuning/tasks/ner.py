@@ -537,7 +537,7 @@ class NamedEntities(Task):
     hub_names = {"conll2003": ("eriktks/conll2003", None)}
     model_class, auto_class = HfDebertaForTokenClassification, AutoModelForTokenClassification
     collator_class = DataCollatorForTokenClassification
-    tokenizer_options = {"add_prefix_space": True}
+    tokenizer_options = {"add_prefix_space": True, "padding_side": "right"}  # word_positions count from the first token
     preprocess_logits = staticmethod(best_labels)
 
     @classmethod

@@ -203,6 +203,7 @@ class Squad(Task):
     hub_names = HUB_NAMES
     label_columns = ("answers",)
     model_class, auto_class = HfDebertaForQuestionAnswering, AutoModelForQuestionAnswering
+    tokenizer_options = {"padding_side": "right"}  # answers are counted from the first token
     default_length = 384
     writes_evaluations = True
 

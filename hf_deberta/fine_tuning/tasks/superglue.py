@@ -648,6 +648,8 @@ class SuperGlue(Task):
         self.task = TASKS[data_args.task_name]
         self.model_class, self.auto_class, self.collator_class = HEADS[self.task.head]
         self.labels, self.metric_names = self.task.labels, self.task.metrics
+        if self.task.head == "entity":
+            self.tokenizer_options = {"padding_side": "right"}  # entity_indices count from the first token
         self.more_splits = ("test",) if data_args.axb_file or data_args.axg_file else ()
 
     def task_and_split(self, key: str) -> tuple[str, str]:
