@@ -40,6 +40,8 @@ EVALUATION_FLAGS = (
     "batch_eval_metrics", "eval_do_concat_batches", "prediction_loss_only", "label_names", "remove_unused_columns",
 )  # fmt: skip
 
+METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")  # they follow the best model's metric, by default downwards
+
 logger = logging.get_logger(__name__)
 
 
@@ -131,6 +133,9 @@ class FineTuningArguments(RunArguments):
                 f"--metric_for_best_model must be one of {', '.join(metrics)}, loss for this task, not "
                 f"{self.metric_for_best_model}"
             )
+        if self.greater_is_better and self.lr_scheduler_type in METRIC_SCHEDULERS:
+            given: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = {"mode": "max", **given}
 
     @property
     def best_metric(self) -> str:

@@ -202,6 +202,17 @@ def test_the_metric_of_the_best_model(tmp_path, chosen, metric, greater):
         arguments(tmp_path, metric_for_best_model="acuracy").set_best_metric(("f1", "accuracy"))
 
 
+@pytest.mark.parametrize(
+    ("chosen", "given", "expected"),
+    [(None, None, {"mode": "max"}), ("loss", None, None), ("f1", {"mode": "min", "patience": 2}, None)],
+)
+def test_the_rate_falls_when_the_metric_no_longer_rises(tmp_path, chosen, given, expected):
+    fields = {"metric_for_best_model": chosen, "lr_scheduler_kwargs": given}
+    args = arguments(tmp_path, lr_scheduler_type="reduce_lr_on_plateau", **fields)
+    args.set_best_metric(("f1",))
+    assert args.lr_scheduler_kwargs == (expected or given)
+
+
 def test_evaluation_every_few_steps_saves_as_often(tmp_path):
     args = arguments(tmp_path, eval_strategy="steps", eval_steps=7)
     assert (args.save_strategy, args.save_steps) == ("steps", 7)
