@@ -6,7 +6,10 @@ import json
 import pytest
 from datasets import Dataset
 
+from hf_deberta.fine_tuning import splits
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
+from hf_deberta.fine_tuning.tasks import superglue
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
@@ -22,6 +25,22 @@ def test_gzipped(tmp_path):
     (tmp_path / "test.csv.gz").write_bytes(gzip.compress(b"sentence\nNA\n"))
     found = read_splits(DataArguments(data_dir=str(tmp_path)))
     assert found["train"][0] == ROWS[0] and found["test"][0] == {"sentence": "NA"}
+
+
+def test_inputs_that_other_code_has_made_are_not_used(tmp_path, monkeypatch):
+    """The text of WiC's inputs comes from a function of the package, of which datasets hashes the name alone."""
+    file = write(tmp_path / "rows.jsonl", [{**dict.fromkeys(superglue.WIC_COLUMNS, "a"), "start1": 0, "end1": 1}])
+    tokenizer = train_tokenizer(["a b c * :"] * 20, 300, "bpe")
+
+    def encode():
+        rows = read_splits(DataArguments(train_file=file))["train"]
+        return tokenizer.decode(superglue.encode_split(rows, "train", "wic", tokenizer, 32)["input_ids"][0])
+
+    monkeypatch.setattr(superglue.mark_span, "__code__", (lambda text, start, end, mark: "b").__code__)
+    assert "b" in encode()
+    monkeypatch.setattr(superglue.mark_span, "__code__", (lambda text, start, end, mark: "c").__code__)
+    monkeypatch.setattr(splits, "code_hash", lambda: "other")
+    assert "c" in encode()
 
 
 def test_a_folder(tmp_path):

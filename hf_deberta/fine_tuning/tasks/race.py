@@ -45,7 +45,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
+from hf_deberta.fine_tuning.splits import DataArguments, code_hash, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
@@ -135,14 +135,15 @@ def _read_release(folder: Path) -> Dataset:
     paths = sorted(folder.rglob("*.txt"))
     if not paths:
         raise InputError(f"there is no article of RACE, such as high/1.txt, in the folder {folder}")
-    # The modification times are part of the key under which datasets caches the rows.
-    files = {"paths": [str(path) for path in paths], "modified": sum(path.stat().st_mtime_ns for path in paths)}
+    # The version is part of the key under which datasets caches the rows.
+    version = (sum(path.stat().st_mtime_ns for path in paths), code_hash())
+    files = {"paths": list(map(str, paths)), "version": version}
     with input_errors(str(folder), Exception):
         rows = Dataset.from_generator(_questions_of_files, features=datasets.Features(FLAT_FEATURES), gen_kwargs=files)
     return set_source(rows, [folder])
 
 
-def _questions_of_files(paths: list[str], modified: int) -> Iterator[dict[str, Any]]:
+def _questions_of_files(paths: list[str], version: tuple) -> Iterator[dict[str, Any]]:
     for path in paths:
         with input_errors(path):
             yield from _questions_of_article(read_json(path))

@@ -37,7 +37,7 @@ from hf_deberta import HfDebertaForQuestionAnswering
 from hf_deberta.fine_tuning.answer_spans import PredictedAnswers, SquadEncoder, find_answers
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
+from hf_deberta.fine_tuning.splits import DataArguments, code_hash, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
@@ -128,8 +128,8 @@ def _read_articles(path: Path, articles: list) -> Dataset:
         if not questions:
             raise InputError("there is no question")
     stat = path.stat()
-    # The size and modification time are part of the key under which datasets caches the rows.
-    arguments = {"path": str(path), "version": (stat.st_size, stat.st_mtime_ns)}
+    # The version is part of the key under which datasets caches the rows.
+    arguments = {"path": str(path), "version": (stat.st_size, stat.st_mtime_ns, code_hash())}
     with input_errors(str(path), Exception):
         features = datasets.Features(TEXT_FEATURES | ANSWER_FEATURES)
         rows = Dataset.from_generator(_questions_of_file, features=features, gen_kwargs=arguments)
@@ -137,7 +137,7 @@ def _read_articles(path: Path, articles: list) -> Dataset:
     return set_source(rows if with_answers else rows.remove_columns("answers"), [path])
 
 
-def _questions_of_file(path: str, version: tuple[int, int]) -> Iterator[dict]:
+def _questions_of_file(path: str, version: tuple) -> Iterator[dict]:
     for question in _questions_of_articles(read_json(path)["data"]):
         yield question | {"answers": _answers_by_column(question["answers"])}
 
