@@ -250,9 +250,10 @@ def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
         text = f"an empty label in the column {column!r}: remove it; an empty list means no label"
         raise RowError(dict.fromkeys(empty, text))
     labels = [label for row in lists for label in row]
-    if set(labels) == {0, 1} and (repeated := [row for row in lists if len(set(row)) < len(row)]):
+    pairs = all(len(row) == 2 for row in lists)  # [0, 1] or [1, 0] in each row: no row would lack a label
+    if set(labels) == {0, 1} and (vectors := [row for row in lists if pairs or len(set(row)) < len(row)]):
         raise InputError(
-            f"the {split} rows have {repeated[0]!r} in the column {column!r}, which looks like a 0 or 1 for each "
+            f"the {split} rows have {vectors[0]!r} in the column {column!r}, which looks like a 0 or 1 for each "
             "label: put the names or numbers of the row's labels there"
         )
     return labels

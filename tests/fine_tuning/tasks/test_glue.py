@@ -265,6 +265,7 @@ def test_rows_that_do_not_fit_the_task(encode, task, data, split, message):
         (texts([0, 1], [1]), {"regression": True}, r"\[0, 1\] in row 1"),
         (texts([], []), {}, "no labels in the column 'label'"),
         (texts([1], [0, 1, 0]), {}, r"\[0, 1, 0\]"),
+        (texts([0, 1], [1, 0]), {}, r"\[0, 1\]"),
         (texts([0.0, 1.0]), {}, "lists of names or integers"),
         (texts([False, True]), {}, "lists of names or integers"),
     ],
