@@ -276,7 +276,8 @@ def max_input_length(
             f"{length}"
         )
     if getattr(config, "position_biased_input", True):  # other models have no such field
-        limit = min(limit, getattr(config, "max_position_embeddings", None) or limit)
+        positions = getattr(config, "max_position_embeddings", None) or 0
+        limit = min(limit, positions) if positions > 0 else limit  # XLNet has -1
     elif max_seq_length is not None:
         return length
     if length > limit:

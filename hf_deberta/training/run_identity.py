@@ -66,7 +66,7 @@ BEST_MODEL_FLAGS = (
 # Files of a run that would be mixed with those of a new one: metrics in the model card, scores in ensembles.
 RESULTS = (
     "all_results.json", "train_results.json", "eval_results.json", "test_results.json", "predict_results.json",
-    "predict_*_results.json", "scores_validation*.jsonl", "scores_test*.jsonl",
+    "predict_*_results.json", "ax?_results.json", "scores_validation*.jsonl", "scores_test*.jsonl", "scores_ax?.jsonl",
 )  # fmt: skip
 
 logger = logging.get_logger(__name__)

@@ -16,6 +16,7 @@ from transformers import (
     BertConfig,
     BertModel,
     DebertaV2Config,
+    XLNetConfig,
 )
 
 from hf_deberta import (
@@ -58,6 +59,7 @@ def test_absolute_positions_limit_the_input_length(config, limit, caplog):
     assert max_input_length(200, tokenizer_with_limit(30), config) == (30 if limit == 48 else 200)
     assert max_input_length(None, tokenizer_with_limit(30), config, default=40) == 30
     assert max_input_length(None, tokenizer, config, default=40) == 40
+    assert max_input_length(200, tokenizer, XLNetConfig()) == 200  # its max_position_embeddings are -1
 
 
 def tokenizer_with_limit(limit):

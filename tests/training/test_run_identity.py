@@ -113,7 +113,8 @@ def test_changed_starting_weights_are_refused(tmp_path):
 def test_starting_over_archives_checkpoints_and_deletes_results(tmp_path):
     """Metrics of the previous run would be in the card of this run, and its scores in an ensemble."""
     folder, over = tmp_path / "out", {"resume_from_checkpoint": "false"}
-    results, others = {"all_results.json", "predict_results.json", "scores_test.jsonl"}, {"scores_train.jsonl"}
+    results = {"all_results.json", "predict_results.json", "scores_test.jsonl", "scores_axb.jsonl"}
+    others = {"scores_train.jsonl"}
     folder.mkdir()
     for name in {*results, *others}:
         (folder / name).touch()
