@@ -123,7 +123,7 @@ REPEATS = [
            "--tasks cola", ("checkpoint", "task", "passes"),
            {"divergence": Limits(times=1.2), "cosine": Limits(margin=0.05)}),
     Repeat("ablations.csv", f"benchmarks/ablations.py parts {BOOKS} --seeds 1 --variants DeBERTa '- EMD' "
-           "--steps 4000 --length 64 --hidden_size 128 --vocab_size 4000", ("variant", "setting"),
+           "--steps 200 --length 64 --hidden_size 128 --vocab_size 4000", ("variant", "setting"),
            dict.fromkeys(("validation_loss", "masked_accuracy"), SEEDS)),
     Repeat("causal.csv", f"benchmarks/ablations.py causal {BOOKS} --seeds 1 --variants DeBERTa DeBERTa-AP "
            "--steps 1000 --length 128 --hidden_size 128 --vocab_size 4000", ("variant", "setting"),
