@@ -20,8 +20,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import IO, Any, TypeVar, cast
 from uuid import uuid4
@@ -86,7 +88,6 @@ class TextClassifier:
     def __init__(self, settings: ScoreSettings):
         self.settings = settings
         os.environ["RAYON_NUM_THREADS"] = str(settings.cores)  # of the tokenizer
-        torch.set_num_threads(1)  # each of our threads computes a batch of its own
         on_cpu, dtype = settings.device == "cpu", getattr(torch, settings.dtype)
         with input_errors(settings.model, OSError, ValueError):
             self.tokenizer = load_tokenizer(settings.model, trust_remote_code=False)
@@ -115,10 +116,10 @@ class TextClassifier:
         if self.max_length <= special:  # the tokenizer would not cut texts
             raise InputError(f"--max_length must be more than the {special} special tokens, not {self.max_length}")
         self.max_tokens = settings.tokens_per_batch or TOKENS_PER_BATCH[settings.device]
-        model.eval()
-        self.model = optimize(model, dtype, runtime="torch") if on_cpu else model.to("cuda")
         self.num_threads = settings.cores if on_cpu else 1
-        self.threads = ThreadPoolExecutor(self.num_threads, initializer=torch.set_num_threads, initargs=(1,))
+        self.threads = single_core_threads(self.num_threads)
+        prepare = partial(optimize, model, dtype, runtime="torch") if on_cpu else partial(model.to, "cuda")
+        self.model = self.threads.submit(prepare).result()  # there, since it measures what is faster
 
     def tokenize(self, texts: Sequence[Sequence[str]]) -> list[dict[str, list[int]]]:
         """Return the inputs of each text or pair, from one list of texts or two; longer ones are cut."""
@@ -165,6 +166,20 @@ class TextClassifier:
             independent = problem == "multi_label_classification" or logits.shape[1] == 1
             logits = logits.sigmoid() if independent else logits.softmax(-1)
         return logits.cpu().numpy()
+
+
+def single_core_threads(count: int) -> ThreadPoolExecutor:
+    """Return threads in which PyTorch computes on one core; other threads of the process keep their number of cores."""
+    cores, barrier, threads = torch.get_num_threads(), Barrier(count), ThreadPoolExecutor(count)
+
+    def use_one_core(_: int) -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # else the thread's first operation would take the number that is set below
+        barrier.wait()  # for the others, so that all of them start
+
+    list(threads.map(use_one_core, range(count)))
+    torch.set_num_threads(cores)
+    return threads
 
 
 def pack_by_tokens(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:

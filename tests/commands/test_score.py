@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 from fine_tuning_models import read_json_lines
 from transformers import pipeline, set_seed
 
@@ -122,6 +124,19 @@ def test_other_kinds_of_classifiers(model, classifier, labels, problem, tmp_path
     found = other.probabilities(other.tokenize([TEXTS])).max(1).tolist()
     expected = [row["score"] for row in pipeline("text-classification", model=str(tmp_path), truncation=True)(TEXTS)]
     assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_other_threads_of_the_process_keep_their_cores(model):
+    cores = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        classifier = TextClassifier(ScoreSettings(model, cores=2))
+        classifier.probabilities(classifier.tokenize([TEXTS]))
+        new = ThreadPoolExecutor(1)
+        numbers = [threads.submit(torch.get_num_threads).result() for threads in (new, classifier.threads)]
+        assert (torch.get_num_threads(), *numbers) == (2, 2, 1)
+    finally:
+        torch.set_num_threads(cores)
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
