@@ -46,7 +46,7 @@ class FusedLayers(NoneInCopies):
         self.samples, self.sampled = samples, torch.cat(samples).view(torch.int32)
         self.registries = tuple(registry for module in self.bypassed for registry in registries(module))
         self.hooks = tuple(chain.from_iterable(map(hooks, self.bypassed)))
-        self.state = self.present_state(encoder)
+        self.state: tuple[Any, ...] = ()  # set when the layers have their new class, which their `train()` takes away
 
     def has_same_samples(self) -> bool:
         """False if a whole weight was written, also by those whose writes autograd does not count.
@@ -68,7 +68,7 @@ class FusedLayers(NoneInCopies):
             [*map(id, chain.from_iterable(map(dict.values, self.registries)))],
             [*map(torch.Tensor.data_ptr, self.weights)],
             [*map(attrgetter("_version"), self.counted)],
-            [*map(type, self.bypassed)],
+            [*map(type, chain(self.bypassed, self.called))],
             any(map(attrgetter("training"), self.bypassed)),
             any(self.hooks) or any_is_patched(self.bypassed),
         )

@@ -153,6 +153,7 @@ def use_fused_layers(encoder: Any, fused: FusedLayers) -> None:
         prepared_encoders[encoder] = fused, distance_parameters(encoder)
         if not is_enabled():
             enable()
+    fused.state = fused.present_state(encoder)
 
 
 def check_encoder(encoder: nn.Module) -> None:

@@ -117,6 +117,7 @@ CHANGES = {
     "new module": lambda encoder: setattr(encoder.layer[1].intermediate, "dense", nn.Linear(48, 96)),
     "new layer": lambda encoder: setattr(encoder.layer, "1", copy.deepcopy(encoder.layer[2])),
     "new layers": lambda encoder: setattr(encoder, "layer", nn.ModuleList([encoder.layer[2], encoder.layer[0]])),
+    "class of a layer": lambda encoder: encoder.layer[1].train().eval(),
     "class": lambda encoder: setattr(encoder.layer[1].intermediate.dense, "__class__", ScaledLinear),
     "hook": lambda encoder: hook_dense(encoder.layer[1]),
     "rows of the table": write_rows_of_table,
