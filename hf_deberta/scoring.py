@@ -205,7 +205,8 @@ class ParquetRows:
     def __init__(self, source: Path, settings: ScoreSettings):
         self.path, self.settings = source, settings
         with input_errors(str(source), *READING_ERRORS):
-            self.source = ParquetFile(source)
+            # nanoseconds, the default, end in 2262; Spark writes microseconds as INT96
+            self.source = ParquetFile(source, coerce_int96_timestamp_unit="us")
         self.schema = self.source.schema_arrow
         check_columns(self.schema.names, settings, source)
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -270,6 +271,15 @@ def test_files_of_parquet_that_cannot_be_scored(classifier, tmp_path):
     assert not target.exists()
     score_file(classifier, write_parquet(tmp_path / "empty.parquet", pyarrow.array([], "string")), target)
     assert pyarrow.parquet.read_table(target).column_names == ["id", "text", "label", "score", "scores"]
+
+
+def test_timestamps_of_spark_keep_their_year(classifier, tmp_path):
+    """Spark writes INT96, and 9999-12-31 for rows that are valid until further notice."""
+    until = pyarrow.array([datetime(9999, 12, 31), datetime(2026, 1, 1, 0, 0, 0, 123456)], "timestamp[us]")
+    source, table = tmp_path / "a.parquet", pyarrow.table({"text": TEXTS[:2], "until": until})
+    pyarrow.parquet.write_table(table, source, use_deprecated_int96_timestamps=True)
+    score_file(classifier, source, tmp_path / "b.parquet")
+    assert pyarrow.parquet.read_table(tmp_path / "b.parquet")["until"].to_pylist() == until.to_pylist()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full device of Linux")
