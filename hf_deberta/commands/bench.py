@@ -65,7 +65,7 @@ def make_models(name: str, dtype: torch.dtype, device: torch.device, training: b
         theirs = in_tree_copy(ours)
     else:
         with checkpoint_errors(name):
-            ours = HfDebertaModel.from_pretrained(name)
+            ours = HfDebertaModel.from_pretrained(name, dtype=torch.float32)
             is_ours = read_fields(name).get("model_type") == "hf_deberta"
             theirs = in_tree_copy(ours) if is_ours else AutoModel.from_pretrained(name, trust_remote_code=False)
     models = {THEIRS: theirs, "hf_deberta": ours}

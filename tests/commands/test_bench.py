@@ -11,7 +11,7 @@ from hf_deberta.__main__ import main
 @pytest.mark.parametrize(("source", "mode"), [("ours", []), ("in-tree", []), ("tiny", ["--training"])])
 def test_a_row_for_each_shape(source, mode, tmp_path, capsys):
     if source == "ours":
-        HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path)
+        HfDebertaModel(HfDebertaConfig.from_preset("tiny")).half().save_pretrained(tmp_path)
     elif source == "in-tree":
         in_tree("v3", "Model").save_pretrained(tmp_path)
     model = source if source == "tiny" else str(tmp_path)
