@@ -4,17 +4,15 @@
 
 Both score the same made-up texts of 12 to 300 tokens with the same weights. Peers take turns, and the median of
 `--repeats` turns counts. The pipeline has Transformers' own classes and is timed with several batch sizes, with texts
-as they come and sorted by length, which it does not do itself; its operators share `--threads` threads. Ours reads and
-writes a parquet file; each thread computes a batch of its own. Writes benchmarks/results/scoring.csv.
+as they come and sorted by length, which it does not do itself. Ours reads and writes a parquet file; each thread
+computes a batch of its own. Writes benchmarks/results/scoring.csv.
 """
 
 import argparse
 import random
 import tempfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -50,24 +48,21 @@ def main() -> None:
     by_length = sorted(texts, key=len, reverse=True)
     peers = {}
     for size in args.batch_sizes:
-        peers[f"pipeline, batches of {size}"] = partial(with_threads, args.threads, pipe, texts, batch_size=size)
+        peers[f"pipeline, batches of {size}"] = partial(pipe, texts, batch_size=size)
         if size > 1:
-            peers[f"pipeline, batches of {size}, sorted"] = partial(
-                with_threads, args.threads, pipe, by_length, batch_size=size
-            )
+            peers[f"pipeline, batches of {size}, sorted"] = partial(pipe, by_length, batch_size=size)
     with tempfile.TemporaryDirectory() as temporary:
         source, target = Path(temporary) / "in.parquet", Path(temporary) / "out.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), source)
         for dtype in args.dtypes:
             options = ScoreSettings(args.model, tokens_per_batch=TOKENS_PER_BATCH, cores=args.threads, dtype=dtype)
-            call = partial(with_threads, 1, score_file, TextClassifier(options), source, target)
+            call = partial(score_file, TextClassifier(options), source, target)
             peers[f"score, {dtype}, {TOKENS_PER_BATCH} tokens a batch"] = call
             call()
             scores = pyarrow.parquet.read_table(target)["score"].to_pylist()[:16]
             differences = [abs(row["score"] - own) for row, own in zip(pipe(texts[:16]), scores, strict=True)]
             print(f"{dtype}: scores differ by {max(differences):.1e}")
         times = time_interleaved(peers, args.repeats, torch.device("cpu"))
-    torch.set_num_threads(args.threads)  # as the result file says
     rates = {peer: 1e3 * args.documents / time for peer, time in times.items()}
     best = max(rate for peer, rate in rates.items() if peer.startswith("pipeline"))
     for peer, rate in rates.items():
@@ -77,12 +72,6 @@ def main() -> None:
         row["times_the_best_pipeline"] = f"{rate / best:.2f}"
         print(", ".join(f"{name} {value}" for name, value in row.items()))
         record("scoring.csv", [row], ("peer", "model", "documents", "lengths"))
-
-
-def with_threads(count: int, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Call with so many threads in an operator. The threads that `score` starts set it to 1 for the whole process."""
-    torch.set_num_threads(count)
-    call(*arguments, **options)
 
 
 if __name__ == "__main__":
