@@ -304,6 +304,10 @@ class HfDebertaEncoder(nn.Module):
         if self.config.relative_attention:
             init.copy_(self.rows_of_distance, rows_of_distances(*self.distance_parameters()))
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.init_buffers()  # which `to_empty` leaves without values
+
     def whole_table(self) -> TableWindow | None:
         """All rows of the relative table; None without relative attention."""
         if not self.config.relative_attention:

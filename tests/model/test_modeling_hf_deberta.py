@@ -491,3 +491,14 @@ def test_models_can_be_made_without_values(fields, device):
     assert shapes[0] == shapes[1]
     if device == "meta":  # weights may be assigned to such a model later, but not buffers
         assert encoders[0].rows_of_distance.device.type == "cpu"
+
+
+def test_weights_are_loaded_after_to_empty():
+    """As models that FSDP divides are made; no file holds the rows of the distances."""
+    model = tiny_model(HfDebertaModel).eval()
+    with torch.device("meta"):
+        copy = HfDebertaModel(model.config).double().eval()
+    copy.to_empty(device="cpu")
+    copy.encoder.rows_of_distance.zero_()  # what the memory holds
+    copy.load_state_dict(model.state_dict())
+    assert torch.equal(copy(IDS).last_hidden_state, model(IDS).last_hidden_state)
