@@ -21,9 +21,11 @@ import torch
 from torch.nn import functional
 from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 
 from .batch_layout import BatchLayout
+from .configuration_hf_deberta import HfDebertaConfig
 from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput, MaskedLMKwargs
 from .losses import IGNORED
 
@@ -173,6 +175,10 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 f"the model has absolute positions up to max_position_embeddings = {limit}, but prompt and new tokens "
                 f"may reach {max_length}; shorten the prompt or lower max_new_tokens or max_length"
             )
+
+
+# Trainer shifts the labels, for label smoothing, of the classes that are listed here
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[HfDebertaConfig.model_type] = HfDebertaForCausalLM.__name__
 
 
 def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:

@@ -15,6 +15,7 @@ from numerics import (
     train_step,
 )
 from torch import nn
+from transformers import Trainer, TrainingArguments
 from transformers.cache_utils import QuantizedLayer
 
 from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, optimize
@@ -142,6 +143,15 @@ def test_bounded_equals_counted_number_of_labels(variant):
     bounded, bounded_gradients = train_step(model, **INPUTS, labels=labels, max_predictions_per_row=8)
     assert_equal_but_for_rounding(bounded.loss, counted.loss)
     assert_same_by_name(bounded_gradients, gradients)
+
+
+def test_trainer_shifts_the_labels_of_label_smoothing(tmp_path):
+    model = causal_model().eval()
+    trainer = Trainer(model, TrainingArguments(tmp_path, label_smoothing_factor=0.1, report_to=[], use_cpu=True))
+    labels = INPUTS["input_ids"].masked_fill(INPUTS["attention_mask"] == 0, -100)
+    logits = model(**INPUTS).logits[:, :-1]
+    expected = nn.functional.cross_entropy(logits.mT, labels[:, 1:], label_smoothing=0.1)
+    torch.testing.assert_close(trainer.compute_loss(model, {**INPUTS, "labels": labels}), expected)
 
 
 def test_rows_of_one_token_have_no_loss():
