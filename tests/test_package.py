@@ -6,7 +6,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 from pathlib import Path
 
@@ -47,8 +46,7 @@ def unpacked(source) -> Path:
     build = f"from setuptools import build_meta; build_meta.build_sdist({str(source.parent)!r})"
     run(sys.executable, "-c", build, cwd=source)
     shutil.rmtree(source / "hf_deberta.egg-info")
-    with tarfile.open(next(source.parent.glob("*.tar.gz"))) as archive:
-        archive.extractall(source.parent, filter="data")
+    shutil.unpack_archive(next(source.parent.glob("*.tar.gz")), source.parent)
     return next(source.parent.glob("hf_deberta-*/"))
 
 

@@ -31,6 +31,7 @@ ALLOWED = {
     "products of oneDNN": "_is_mkldnn_bf16_supported _linear_pointwise _reorder_linear_weight",
     "attention to far keys, with its log sums": "_scaled_dot_product_flash_attention_for_cpu",
     "initialize weights and buffers": "_init_weights",
+    "fill buffers that no checkpoint holds, after to_empty": "_load_from_state_dict",
     "choose the attention backend": "_attn_implementation _can_set_attn_implementation _supports_sdpa",
     "device_map='auto'": "_no_split_modules",
     "load checkpoints of other heads silently": "_keys_to_ignore_on_load_unexpected",
