@@ -43,7 +43,7 @@ def run_task(task_class: type[Task]) -> None:
     def fine_tune(model_args: Any, data_args: Any, sift_args: SiftArguments, args: FineTuningArguments) -> None:
         identifying = args.identifying_flags.items()
         model_args.reading_flags = {name: value for name, value in identifying if name in READING_FLAGS}
-        task = task_class(model_args, data_args, args)
+        task = task_class.class_for(data_args)(model_args, data_args, args)
         read_rows(task)
         if args.ensemble is None:
             folder, runs = args.output_folder / "ensemble", run_seeds(args, partial(run, task, sift_args))

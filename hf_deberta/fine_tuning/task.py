@@ -120,6 +120,11 @@ class Task:
         self.labels: tuple[str, ...] | None = None
         self.more_splits: tuple[str, ...] = ()
 
+    @classmethod
+    def class_for(cls, data_args: Any) -> type["Task"]:
+        """Return the class that runs with these flags, if a script is for several."""
+        return cls
+
     # 1. Rows
 
     @classmethod

@@ -27,7 +27,7 @@ from hf_deberta.demos.ner import conll_text
 from hf_deberta.demos.race import location_rows
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
-from hf_deberta.fine_tuning.tasks import glue, ner, race, squad, superglue
+from hf_deberta.fine_tuning.tasks import glue, ner, race, record, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.data_files import source_of
@@ -127,6 +127,10 @@ def use_superglue(name: str) -> Callable:
     return use
 
 
+def use_record(path: Path, tokenizer: Any) -> Dataset:
+    return record.encode_questions(record.read_questions(read_one(path), "train"), "train", tokenizer, 8192)
+
+
 def use_table(path: Path, tokenizer: Any) -> Dataset:
     rows = read_one(path)
     with input_errors(source_of(rows, "train")):
@@ -160,7 +164,8 @@ TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
     "corpus table": (demo_rows(review_rows), TABLES, use_corpus),
     "corpus": (lambda rng: f"{TEXT}\n{OTHER}\n" * 5, ("txt",), use_corpus),
     **{name: (official_rows(name), TABLES, use_superglue(name)) for name in ("boolq", "cb", "copa", "wic")},
-    **{name: (official_rows(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc", "record")},
+    **{name: (official_rows(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc")},
+    "record": (official_rows("record"), NESTED, use_record),
 }
 
 

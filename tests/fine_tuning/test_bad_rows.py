@@ -15,6 +15,7 @@ from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities
 from hf_deberta.fine_tuning.tasks.race import ANLI_COLUMNS, MultipleChoice
+from hf_deberta.fine_tuning.tasks.record import Record
 from hf_deberta.fine_tuning.tasks.squad import Squad, SquadModelArguments
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.training.errors import InputError
@@ -125,4 +126,4 @@ def test_rows_that_cannot_be_left_out(tmp_path):
     write(tmp_path, "train.jsonl", passages)
     (tmp_path / "validation.jsonl").unlink()
     with pytest.raises(InputError, match="expanded train row 3: the row has no answers; --skip_bad_rows is for"):
-        read(tmp_path, SuperGlue, task_name="record")
+        read(tmp_path, Record)

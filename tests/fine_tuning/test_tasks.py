@@ -29,6 +29,7 @@ from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities, Sentence
 from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
+from hf_deberta.fine_tuning.tasks.record import Record
 from hf_deberta.fine_tuning.tasks.squad import Squad
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.training.errors import InputError
@@ -90,7 +91,7 @@ QUESTION = Dataset.from_dict({"id": ["q"]})
 RUNS = {  # the task, its flags, test rows, and predictions for them
     "race": (MultipleChoice, {}, [{"choices": ["a", "b"]}] * 2, LabelLogits(np.eye(2), ("A", "B"))),
     "cb": (SuperGlue, {"task_name": "cb"}, [{}] * 3, LabelLogits(np.eye(3), superglue.TASKS["cb"].labels)),
-    "record": (SuperGlue, {"task_name": "record"}, [PASSAGE], [[("Rome", -0.1), ("Bob", -3.0)]]),
+    "record": (Record, {}, [PASSAGE], [[("Rome", -0.1), ("Bob", -3.0)]]),
     "ner": (NamedEntities, {}, [Sentence(["a", "b"]), Sentence(["c"])], [{"O": 0.4, "B-X": 0.6}, {"B-X": 1}, {"O": 1}]),
     "squad": (Squad, {}, QUESTION, PredictedAnswers({"q": "Rome"}, ANSWERS, {}, {})),
     "squad_v2": (Squad, ALWAYS_EMPTY, QUESTION, PredictedAnswers({"q": ""}, ANSWERS, {}, {})),

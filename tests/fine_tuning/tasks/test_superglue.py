@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from fine_tuning_models import read_json_lines, write_json_lines
 from numerics import tiny_model
@@ -17,8 +16,6 @@ from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
 
-PASSAGE = "Ann Lee met Bob in Rome. Bob's dog stayed in Paris, said Ann Lee.\n@highlight\nRome is old"
-MENTIONS = ["Ann Lee", "Bob", "Rome", "Bob", "Paris", "Ann Lee", "Rome"]
 PAIR = {"premise": "Rome is old.", "hypothesis": "Rome is new", "idx": 7}
 CHOICES = {"choice1": "The dog got wet.", "choice2": "Clouds came."}
 WASH = {"word": "wash", "sentence1": "We wash it.", "sentence2": "He washed dirt."}
@@ -41,34 +38,13 @@ ROWS = {
 }
 
 
-def mentions():
-    spans, start = [], 0
-    for text in MENTIONS:
-        start = PASSAGE.index(text, start)
-        spans.append({"start": start, "end": start + len(text) - 1})  # the last character, as in the official files
-        start += len(text)
-    return spans
-
-
-def record_row(number=3, answers=("Bob",)):
-    gold = [{**span, "text": text} for span, text in zip(mentions(), MENTIONS, strict=True) if text in answers]
-    questions = [
-        {"query": "The owner of the dog is @placeholder.", "idx": 50, "answers": gold},
-        {"query": "The dog did not see @placeholder", "idx": 51, "answers": []},
-    ]
-    return {"source": "x", "passage": {"text": PASSAGE, "entities": mentions()}, "qas": questions, "idx": number}
-
-
-ROWS["record"] = record_row()
-
-
 def flat(name, rows=None, split="train"):
     return superglue.flatten_split(Dataset.from_list(rows or [ROWS[name]]), split, name)
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def tokenizer(request):
-    texts = [PASSAGE, "The owner of the dog is old, did not see; the cat: he washed * # it . We feared rain"] * 20
+    texts = ["Rome is old. Paris is large.", "The dog feared the cat: he washed * # it . We got dirt; rain"] * 20
     return train_tokenizer(texts, 300 if request.param == "bpe" else 70, request.param)
 
 
@@ -79,19 +55,8 @@ def test_official_format_is_flattened():
     rows = flat("multirc")
     assert rows["idx"] == [{"paragraph": 4, "question": q, "answer": a} for q, a in ((9, 30), (9, 31), (10, 32))]
     assert rows["answer"] == ["Rome", "Paris", "Paris"] and rows["label"] == [1, 0, 1]
-    rows = flat("record")
-    assert len(rows) == 2 and rows["idx"] == [{"passage": 3, "query": 50}, {"passage": 3, "query": 51}]
-    spans = rows[0]["entity_spans"]
-    assert spans["text"] == MENTIONS and rows[0]["answers"] == ["Bob"] and rows[1]["answers"] == []
-    assert [PASSAGE[start:end] for start, end in zip(spans["start"], spans["end"], strict=True)] == MENTIONS
     row = flat("wsc")[0]
     assert (row["span1_text"], row["span2_index"], row["label"]) == ("The dog", 6, 1)
-
-
-def test_questions_of_record_without_answers():
-    questions = [{"query": "is it @placeholder", "idx": 50}]
-    rows = flat("record", [{**ROWS["record"], "qas": questions}], "test")
-    assert rows["answers"] == [[]] and not superglue.has_labels(rows, "test", "record")
 
 
 @pytest.mark.parametrize("name", [name for name in superglue.TASKS if name != "record"])
@@ -112,9 +77,7 @@ def test_labels_as_names_and_numbers(name):
     ("name", "row", "message"),
     [
         ("boolq", {"question": "?", "label": 1}, "'passage'; .* question"),
-        ("record", {"passage": "text", "query": "?"}, "'entity_spans'"),
         ("multirc", {"passage": {"text": "a"}, "idx": 1}, "row 1: passage.questions"),
-        ("record", {"passage": {"text": "a"}, "qas": [], "idx": 1}, "row 1: passage.entities"),
         ("wic", {**ROWS["wic"], "end1": 70}, "row 1: .*3 to 70 .*sentence1, which has 11"),
         ("copa", {**ROWS["copa"], "question": "why"}, "'why'"),
     ],
@@ -194,75 +157,6 @@ def test_find_span(text, span, word, expected):
         assert start == 12
 
 
-@pytest.mark.parametrize("hub", [False, True])
-@pytest.mark.parametrize("share", [0.7, 0.9, 1])
-def test_tokens_of_mentions(tokenizer, share, hub):
-    """Every mention is in a window, its tokens give its text, and its label is 1 for an answer."""
-    rows = flat("record")
-    if hub:  # a list of mentions, as in newer files of the Hub
-        spans = [
-            [dict(zip(s, values, strict=True)) for values in zip(*s.values(), strict=True)]
-            for s in rows["entity_spans"]
-        ]
-        rows = rows.remove_columns("entity_spans").add_column("entity_spans", spans)
-    queries = [query.replace("@placeholder", "[MASK]") for query in rows["query"]]
-    length = int(share * max(len(tokenizer(PASSAGE, query)["input_ids"]) for query in queries))
-    features = superglue.encode_split(rows, "train", "record", tokenizer, length)
-    assert (len(features) == 2) == (share == 1)
-    seen = set()
-    for feature in features:
-        query = tokenizer.decode(feature["input_ids"]).split("[SEP]")[1]
-        assert "[MASK]" in query and len(feature["input_ids"]) <= length
-        assert len(feature["entities"]) == len(feature["entity_indices"]) == len(feature["labels"]) > 0
-        for entity, tokens, label in zip(
-            feature["entities"], feature["entity_indices"], feature["labels"], strict=True
-        ):
-            seen.add((feature["row"], entity))
-            assert tokenizer.decode([feature["input_ids"][token] for token in tokens]).strip() == MENTIONS[entity]
-            assert label == (feature["row"] == 0 and MENTIONS[entity] == "Bob")
-    assert seen == {(row, entity) for row in range(2) for entity in range(len(MENTIONS))}
-
-
-def test_labels_depend_on_the_split_and_not_on_the_batch(tokenizer):
-    rows = flat("record")  # the second has none
-    features = superglue.encode_split(rows, "train", "record", tokenizer, 200, map_options={"batch_size": 1})
-    assert [sum(labels) for labels in features["labels"]] == [2, 0]
-    features = superglue.encode_split(rows.select([1]), "test", "record", tokenizer, 200)
-    assert "labels" not in features.column_names
-    with pytest.raises(InputError, match="max_seq_length 12"):  # the query leaves no room
-        superglue.encode_split(rows, "train", "record", tokenizer, 12)
-    bare = rows.remove_columns("entity_spans").add_column("entity_spans", [{"start": [], "end": []}] * 2)
-    with pytest.raises(InputError, match="none of the train passages"):
-        superglue.encode_split(bare, "train", "record", tokenizer, 200)
-
-
-def test_entity_collator(tokenizer):
-    first = {"input_ids": [1, 5, 2], "attention_mask": [1] * 3, "entity_indices": [[1]], "labels": [1]}
-    second = {"input_ids": [1, 5, 6, 2], "attention_mask": [1] * 4, "entity_indices": [[1, 2], [2]], "labels": [0, 1]}
-    features = [{**first, "row": 0}, {**second, "row": 1}]
-    batch = superglue.EntityCollator(tokenizer)(features)
-    assert batch["entity_indices"].tolist() == [[[1, 0], [0, 0]], [[1, 2], [2, 0]]]
-    assert batch["labels"].tolist() == [[1, -100], [0, 1]] and batch["labels"].dtype == torch.long
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert superglue.EntityCollator(tokenizer, "max_length", 9)(features)["input_ids"].shape == (2, 9)
-    for feature in features:
-        del feature["labels"]
-    assert "labels" not in superglue.EntityCollator(tokenizer)(features)
-
-
-# 3. Predictions and metrics
-
-
-def test_rank_entities_over_windows():
-    """Log probabilities are averaged over windows, and padding is ignored."""
-    rows = flat("record")
-    features = Dataset.from_dict({"entities": [[0, 1], [1, 2, 3], [4]], "row": [0, 0, 1]})
-    logits = np.array([[1.0, 3.0, 99], [-2.0, 0.5, -9.0], [-9.0, 99.0, 99.0]])  # mention 3 is Bob again
-    ranked = superglue.rank_entities(logits, features, rows)
-    assert [text for text, _ in ranked[0]] == ["Ann Lee", "Rome", "Bob"] and [t for t, _ in ranked[1]] == ["Paris"]
-    assert ranked[0][2][1] == pytest.approx(-np.mean([np.log1p(np.exp(-3.0)), np.log1p(np.exp(2.0))]))
-
-
 # 4. Files
 
 
@@ -319,16 +213,3 @@ def test_submission_of_multirc(tmp_path):
         {"idx": 10, "answers": [{"idx": 32, "label": 0}]},
     ]
     assert line == {"idx": 4, "passage": {"questions": questions}}
-
-
-def test_submission_of_record(tmp_path):
-    """Each query has an answer, even if no mention was scored."""
-    rows = flat("record")
-    ranked = [[("Bob", -0.1), ("Rome", -2.0)], []]
-    superglue.write_superglue_predictions(tmp_path, "record", rows, ranked)
-    assert read_json_lines(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]
-    task = superglue.SuperGlue(None, superglue.SuperGlueArguments(task_name="record"), None)
-    task.rows = {"test": rows}
-    columns = task.predicted_columns("test", ranked)
-    assert columns["prediction"] == ["Bob", "Ann Lee"]
-    assert [entity["text"] for entity in columns["best_entities"][0]] == ["Bob", "Rome"]

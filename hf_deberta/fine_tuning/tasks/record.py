@@ -1,0 +1,330 @@
+"""ReCoRD of SuperGLUE: choose the entity of a passage that fills the gap of a query.
+
+Encoded as in the official DeBERTa code: windows of the passage with the query, in which the model scores the mentions
+of entities. `superglue.py` has the command line.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from hf_deberta import HfDebertaForEntityChoice
+from hf_deberta.fine_tuning.task import Scores, Task, logits_of
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.submission import write_json_lines
+from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.model.losses import IGNORED
+from hf_deberta.training.data_files import check_rows, require_columns, require_texts, source_of
+from hf_deberta.training.errors import InputError, input_errors
+
+COLUMNS = ("passage", "query", "entity_spans")
+DEFAULT_STRIDE = 256  # tokens that neighbouring windows of a passage share in the official code
+PLACEHOLDER = "@placeholder"
+# Given to datasets, which would infer another type from a test split, where `answers` is empty.
+FEATURES = {
+    "passage": datasets.Value("string"),
+    "query": datasets.Value("string"),
+    "entity_spans": {
+        "text": datasets.List(datasets.Value("string")),
+        "start": datasets.List(datasets.Value("int64")),
+        "end": datasets.List(datasets.Value("int64")),
+    },
+    "idx": {"passage": datasets.Value("int64"), "query": datasets.Value("int64")},
+    "answers": datasets.List(datasets.Value("string")),
+}
+
+logger = logging.get_logger(__name__)
+
+RankedEntities = list[list[tuple[str, float]]]  # (text, log probability) of the entities of each row, best first
+
+
+# 1. Rows
+
+# Rows of the official files, for `read_as`
+QUESTION = {"query": str, "idx": int, "answers?": [{"text": str}]}
+PASSAGE = {"text": str, "entities": [{"start": int, "end": int}]}
+ROW = {"passage": PASSAGE, "qas": [QUESTION], "idx": int}
+
+
+def read_questions(rows: Dataset, split: str, map_options: dict[str, Any] | None = None) -> Dataset:
+    """Return a split in the format of the Hub: a row per question, with `idx` and `answers`."""
+    with input_errors(source_of(rows, split)):
+        if "qas" in rows.column_names:
+            options = {**(map_options or {}), "features": datasets.Features(FEATURES)}
+            rows = expand_rows(rows, flatten_passage, [*COLUMNS, "idx", "answers"], **options)
+    with input_errors(source_of(rows, split)):
+        needs_answers = not split.startswith("test")
+        require_columns(rows, [*COLUMNS, *["answers"] * needs_answers], split)
+        require_texts(rows, ["passage", "query"], split)
+        check_rows(rows, partial(check_question, needs_answers=needs_answers))
+    return rows
+
+
+def flatten_passage(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the questions of a row of the official files."""
+    row = read_as(row, ROW)
+    text = row["passage"]["text"]
+    # In the official files `end` is the last character, on the Hub the one after it.
+    spans = sorted({(entity["start"], entity["end"] + 1) for entity in row["passage"]["entities"]})
+    entities = {
+        "text": [text[start:end] for start, end in spans],
+        "start": [start for start, _ in spans],
+        "end": [end for _, end in spans],
+    }
+    for question in row["qas"]:
+        yield {
+            "passage": text,
+            "query": question["query"],
+            "entity_spans": entities,
+            "answers": sorted({answer["text"] for answer in question["answers"] or []}),
+            "idx": {"passage": row["idx"], "query": question["idx"]},
+        }
+
+
+def check_question(row: dict[str, Any], needs_answers: bool) -> None:
+    """Require mentions that are in the passage, and answers that are texts."""
+    entities = row["entity_spans"]
+    shape = {"start": [int], "end": [int]} if isinstance(entities, dict) else [{"start": int, "end": int}]
+    with input_errors("entity_spans", ValueError):  # not as many start as end
+        spans = mention_spans(read_as(entities, shape, "entity_spans"))
+    for start, end in spans:
+        require_span(start, end, row["passage"], "passage")
+    if not read_as(row, {"answers?": [str]})["answers"] and needs_answers:
+        raise InputError("the row has no answers")
+
+
+def require_span(start: int, end: int, text: str, name: str) -> None:
+    if not 0 <= start < end <= len(text):
+        raise InputError(f"the characters {start} to {end} are not in the {name}, which has {len(text)}")
+
+
+def has_answers(rows: Dataset) -> bool:
+    return "answers" in rows.column_names and any(rows["answers"])
+
+
+# 2. Model inputs
+
+
+def encode_questions(
+    rows: Dataset,
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int = DEFAULT_STRIDE,
+    map_options: dict[str, Any] | None = None,
+) -> Dataset:
+    """Return windows `[CLS] part of the passage [SEP] query [SEP]` that hold E mentions of entities.
+
+    Besides the model inputs, a window has `entity_indices` [E, S], the tokens of each mention; `entities` [E], the
+    numbers of the mentions in the row; `row`; and `labels` [E], 1 for answers. Windows without a mention are left out.
+    """
+    mask = tokenizer.mask_token or PLACEHOLDER
+    queries = [query.replace(PLACEHOLDER, mask) for query in rows["query"]]
+    longest = max(map(len, tokenizer(queries, add_special_tokens=False)["input_ids"]))
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
+    if room < 2:
+        raise InputError(
+            f"the longest query of {split} has {longest} tokens, which leaves no room for the passage in "
+            f"max_seq_length {max_length}: raise it"
+        )
+    labelled = has_answers(rows)
+
+    def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        encoded = tokenizer(
+            batch["passage"],
+            [query.replace(PLACEHOLDER, mask) for query in batch["query"]],
+            truncation="only_first",
+            max_length=max_length,
+            stride=min(stride, room // 2),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        row_of_window, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+        mentions = [mention_spans(entities) for entities in batch["entity_spans"]]
+        names = [*encoded, "entity_indices", *["labels"] * labelled, "entities", "row"]
+        inputs: dict[str, list] = {name: [] for name in names}
+        for window, row in enumerate(row_of_window):
+            is_first = window == 0 or row_of_window[window - 1] != row
+            is_last = window + 1 == len(row_of_window) or row_of_window[window + 1] != row
+            tokens = mention_tokens(encoded.sequence_ids(window), offsets[window], mentions[row], is_first, is_last)
+            if not tokens:
+                continue
+            for name in encoded:
+                inputs[name].append(encoded[name][window])
+            inputs["entity_indices"].append(list(tokens.values()))
+            inputs["entities"].append(list(tokens))
+            inputs["row"].append(indices[row])
+            if labelled:
+                passage, answers = batch["passage"][row], batch["answers"][row]
+                texts = [passage[slice(*mentions[row][entity])] for entity in tokens]
+                inputs["labels"].append([int(text in answers) for text in texts])
+        return inputs
+
+    options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
+    inputs = rows.map(encode_batch, with_indices=True, **options)
+    if len(inputs) == 0:
+        raise InputError(f"none of the {split} passages has an entity to choose")
+    return inputs
+
+
+def mention_spans(entities: dict[str, list] | list[dict]) -> list[tuple[int, int]]:
+    """Return the characters [start, end) of each mention, from a list of them or from lists of their fields."""
+    if isinstance(entities, dict):
+        return list(zip(map(int, entities["start"]), map(int, entities["end"]), strict=True))
+    return [(int(entity["start"]), int(entity["end"])) for entity in entities]
+
+
+def mention_tokens(
+    sequence_ids: list[int | None],
+    offsets: list[tuple[int, int]],
+    mentions: list[tuple[int, int]],
+    is_first: bool,
+    is_last: bool,
+) -> dict[int, list[int]]:
+    """Return the tokens of each mention that is all in the window, by its number.
+
+    Args:
+        is_first: the window is the first of its passage; `is_last` likewise.
+    """
+    tokens = np.array([token for token, sequence in enumerate(sequence_ids) if sequence == 0], dtype=int)
+    if not len(tokens):
+        return {}
+    starts, ends = np.array([offsets[token] for token in tokens]).T
+    window_start, window_end = 0 if is_first else starts[0], np.inf if is_last else ends[-1]
+    mention_tokens = {}
+    for number, (start, end) in enumerate(mentions):
+        if start >= window_start and end <= window_end:
+            in_mention = tokens[(starts < end) & (ends > start)]
+            if len(in_mention):
+                mention_tokens[number] = in_mention.tolist()
+    return mention_tokens
+
+
+class EntityCollator(DataCollatorWithPadding):
+    """DataCollatorWithPadding that also pads `entity_indices` [B, E, S] with 0 and `labels` [B, E] with -100."""
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        names = self.tokenizer.model_input_names
+        batch = super().__call__([{key: f[key] for key in names if key in f} for f in features])
+        mentions = [[torch.tensor(tokens) for tokens in feature["entity_indices"]] for feature in features]
+        tokens = pad_sequence([tokens for row in mentions for tokens in row], batch_first=True)
+        batch["entity_indices"] = pad_sequence(tokens.split(list(map(len, mentions))), batch_first=True)
+        if "labels" in features[0]:
+            labels = [torch.tensor(feature["labels"]) for feature in features]
+            batch["labels"] = pad_sequence(labels, batch_first=True, padding_value=IGNORED)
+        return batch
+
+
+# 3. Predictions
+
+
+def rank_entities(logits: np.ndarray, features: Dataset, rows: Dataset) -> RankedEntities:
+    """Return (text, score) of the entities of each row, best first.
+
+    The score of a mention is its mean log probability over the windows, that of an entity the best of its mentions.
+
+    Args:
+        logits: [windows, E]
+    """
+    log_probabilities = -np.logaddexp(0, -logits.astype(np.float64))
+    scores: list[dict[int, list[float]]] = [{} for _ in range(len(rows))]
+    for values, entities, row in zip(log_probabilities, features["entities"], features["row"], strict=True):
+        for entity, value in zip(entities, values, strict=False):  # the rest is padding
+            scores[row].setdefault(entity, []).append(value)
+    ranked = []
+    for passage, entities, by_mention in zip(rows["passage"], rows["entity_spans"], scores, strict=True):
+        spans = mention_spans(entities)
+        means = {mention: float(np.mean(values)) for mention, values in by_mention.items()}
+        by_text: dict[str, float] = {}
+        for mention, score in sorted(means.items(), key=lambda item: item[1], reverse=True):
+            by_text.setdefault(passage[slice(*spans[mention])], score)
+        ranked.append(list(by_text.items()))
+    return ranked
+
+
+def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
+    """Return the answer to each row: its best entity, or the first if no window holds a mention."""
+    answers = []
+    for entities, row in zip(ranked, rows, strict=True):
+        spans = mention_spans(row["entity_spans"])
+        first = row["passage"][slice(*spans[0])] if spans else ""
+        answers.append(entities[0][0] if entities else first)
+    return answers
+
+
+# 4. The task
+
+
+class Record(Task):
+    hub_names = {"record": ("aps/super_glue", "record")}
+    label_columns = ("answers",)
+    model_class, auto_class = HfDebertaForEntityChoice, None
+    collator_class = EntityCollator
+    tokenizer_options = {"padding_side": "right"}  # entity_indices count from the first token
+    default_length = 256
+    metric_names = CONFIGURATIONS["super_glue"]["record"]
+
+    def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+        rows = {}
+        for split, raw in splits.items():
+            rows[split] = read_questions(raw, split, self.data_args.map_options(f"reading {split}"))
+            logger.info(f"ReCoRD {split}: {len(rows[split]):,} rows")
+        return rows
+
+    def has_labels(self, split: str) -> bool:
+        return has_answers(self.rows[split])
+
+    def config_fields(self) -> dict[str, Any]:
+        return {}
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+        rows, options = self.rows[split], self.data_args.map_options(f"tokenizing {split}")
+        with input_errors(source_of(rows, split)):
+            return encode_questions(rows, split, tokenizer, length, self.data_args.doc_stride, options)
+
+    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> RankedEntities:
+        return rank_entities(logits_of(outputs), inputs, self.rows[split])
+
+    def scores(self, predicted: RankedEntities) -> Scores:
+        return [{text: float(np.exp(score)) for text, score in entities} for entities in predicted]
+
+    def from_scores(self, split: str, scores: Scores) -> RankedEntities:
+        ranked = [sorted(row.items(), key=lambda item: item[1], reverse=True) for row in scores]
+        return [[(text, float(np.log(probability))) for text, probability in row] for row in ranked]
+
+    def metrics(self, split: str, predicted: RankedEntities) -> dict[str, float]:
+        rows = self.rows[split]
+        queries = [{"passage": 0, "query": row} for row in range(len(rows))]
+        texts = zip(queries, best_entities(predicted, rows), strict=True)
+        golds = zip(queries, rows["answers"], strict=True)
+        return compute_metric(
+            "super_glue",
+            "record",
+            predictions=[{"idx": idx, "prediction_text": text} for idx, text in texts],
+            references=[{"idx": idx, "answers": answers} for idx, answers in golds],
+        )
+
+    def predicted_columns(self, split: str, predicted: RankedEntities) -> dict[str, list]:
+        """Return the best entity, and up to five with their scores."""
+        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
+        return {"prediction": best_entities(predicted, self.rows[split]), "best_entities": top}
+
+    def predictions_name(self, split: str) -> str:
+        return "predictions_record"
+
+    def write(self, folder: Path, split: str, predicted: RankedEntities) -> None:
+        """Write the file of a submission."""
+        rows = self.rows[split]
+        idx = rows["idx"] if "idx" in rows.column_names else range(len(rows))
+        queries = [number["query"] if isinstance(number, dict) else number for number in idx]
+        answers = zip(queries, best_entities(predicted, rows), strict=True)
+        write_json_lines(folder / "ReCoRD.jsonl", [{"idx": query, "label": answer} for query, answer in answers])
