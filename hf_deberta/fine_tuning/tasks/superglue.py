@@ -305,24 +305,29 @@ def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
             return [(paragraph, f"{question} {answer}")]
         case "wic":
             word, first, second, start1, end1, start2, end2 = values
-            return [(f"{word}: {mark_span(first, start1, end1, '*')}", mark_span(second, start2, end2, "*"))]
+            first, second = mark_spans(first, [(start1, end1, "*")]), mark_spans(second, [(start2, end2, "*")])
+            return [(f"{word}: {first}", second)]
         case "wsc":
             text, noun, noun_index, pronoun, pronoun_index = values
             marks = [(*find_span(text, noun, noun_index), "*"), (*find_span(text, pronoun, pronoun_index), "#")]
-            for start, end, mark in sorted(marks, reverse=True):  # from right to left, so that positions stay valid
-                text = mark_span(text, start, end, mark)
-            return [(text, noun)]
+            return [(mark_spans(text, marks), noun)]
     first, second = values
     return [(first, second)]
 
 
-def mark_span(text: str, start: int, end: int, mark: str) -> str:
-    """Return the text with marks around [start, end).
+def mark_spans(text: str, spans: list[tuple[int, int, str]]) -> str:
+    """Return the text with marks around spans [start, end), which may be within one another.
 
-    >>> mark_span("we need to wash it.", 11, 15, "*")
-    'we need to * wash * it.'
+    >>> mark_spans("we need to wash it.", [(11, 15, "*"), (3, 15, "#")])
+    'we # need to * wash * # it.'
     """
-    return f"{text[:start]}{mark} {text[start:end]} {mark}{text[end:]}"
+    spans = sorted(spans, key=lambda span: span[1] - span[0])
+    marks = [(start, f"{mark} ") for start, _, mark in reversed(spans)] + [(end, f" {mark}") for _, end, mark in spans]
+    pieces, last = [], 0
+    for position, mark in sorted(marks, key=lambda place: place[0]):  # stable: the longer span begins first, ends last
+        pieces += [text[last:position], mark]
+        last = position
+    return "".join([*pieces, text[last:]])
 
 
 def find_span(text: str, span: str, word: int) -> tuple[int, int]:
