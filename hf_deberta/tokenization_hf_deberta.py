@@ -185,9 +185,12 @@ def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
     if table.normalize_str("e\u0301") != "\u00e9":
         return [table]
     composing, pattern = composing_marks()
-    # not before the first character, where `tokenizers` miscounts offsets
+    # `tokenizers` miscounts offsets if the table deletes the first character, or if an accent is separated before it
+    deleted = "".join(character for character in map(chr, range(1, 0xA0)) if not table.normalize_str(character))
+    first = [normalizers.Replace(Regex(rf"\A[{deleted}]+"), "")] if deleted else []
     accents = f"(?=[\\p{{M}}\u200c\u200d\u0e33\u0eb3]|{composing})(?<=[\\s\\S])"
     return [
+        *first,
         normalizers.Replace(Regex(f"{accents}(?!{pattern})"), BOUNDARY),
         normalizers.Replace(Regex(accents), SEPARATOR),
         table,

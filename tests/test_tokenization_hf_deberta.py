@@ -185,6 +185,12 @@ class TestAgainstSentencePiece:
                 words.setdefault(word, []).extend((start, end))
         assert [text[min(at) : max(at)].strip() for at in words.values()] == ["Oﬃce", "cafe\u0301…", "(find)"]
 
+    @pytest.mark.parametrize("first", ["\x05", "\x7f\x01 ", "\ufeff", "\n\x1f"])
+    def test_offsets_after_characters_that_the_normalization_removes(self, folders, first):
+        text = f"{first}find out"
+        offsets = cached(folders / "v3")(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+        assert "".join(text[start:end] for start, end in offsets).lstrip() == "find out"
+
     def test_reads_without_sentencepiece_and_protobuf(self, folders, monkeypatch):
         for name in ("sentencepiece", "google.protobuf"):
             monkeypatch.setitem(sys.modules, name, None)
