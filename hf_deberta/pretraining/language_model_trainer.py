@@ -56,8 +56,8 @@ class LanguageModelTrainer(PretrainingTrainer):
         masked = {**inputs, "causal": False}
         originals = torch.where(inputs["labels"] == IGNORED, inputs["input_ids"], inputs["labels"])
         labels = originals.masked_fill(originals.eq(self.model.config.pad_token_id), IGNORED)
-        if "position_ids" in inputs:  # the first token of a document is not predicted
-            labels = labels.masked_fill(inputs["position_ids"] == 0, IGNORED)
+        positions = inputs.get("position_ids", torch.arange(labels.shape[1], device=labels.device))
+        labels = labels.masked_fill(positions == 0, IGNORED)  # the first token of a document is not predicted
         causal = {name: value for name, value in inputs.items() if name != "max_predictions_per_row"}  # of other labels
         return {"masked": masked, "causal": {**causal, "input_ids": originals, "labels": labels}}
 

@@ -87,6 +87,15 @@ def test_joint_loss_is_the_sum_of_both(tmp_path):
     )
 
 
+def test_a_joint_loss_counts_the_tokens_that_it_predicts(tmp_path):
+    """Also where Trainer counts the first token of a row, as older releases do."""
+    run = trainer(tmp_path, "joint", pack=False)
+    run._loss_shifts_labels = False
+    batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])
+    predicted = [(predicted_labels(*given) != -100).sum() for given in run.inputs_per_loss(batch).items()]
+    assert run._get_num_items_in_batch([batch], torch.device("cpu")).tolist() == predicted
+
+
 def test_every_row_once_an_epoch_with_new_masks(tmp_path):
     """The model's inputs from Trainer's own loader: sampler, epochs and workers."""
     for workers in (0, 2):
