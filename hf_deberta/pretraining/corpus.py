@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.pretraining.deduplication import ExactDeduplication
-from hf_deberta.pretraining.mixture import STOPPING_STRATEGIES, DatasetName, Documents, load_datasets
+from hf_deberta.pretraining.mixture import STOPPING_STRATEGIES, DatasetName, Documents, first_documents, load_datasets
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
@@ -67,7 +67,7 @@ class CorpusArguments:
     )
     streaming: bool = flag(False, "Read the dataset without a copy on disk.")
     max_train_samples: int | None = flag(None, "Use at most N training documents.")
-    max_eval_samples: int | None = flag(None, "Evaluate on at most N documents.")
+    max_eval_samples: int | None = flag(None, "Evaluate on at most N documents, equal shares of each dataset.")
     deduplicate: bool = flag(False, "Leave out training documents whose text came before, and count them.")
     tokens_dir: str | None = flag(None, "Folder of the tokenized corpus (default: OUTPUT_DIR/_tokens).")
     overwrite_cache: bool = flag(False, "Tokenize again instead of using the files in --tokens_dir.")
@@ -116,7 +116,8 @@ class Corpus:
         if args.dataset_name is not None:
             names = [replace(part, config=part.config or args.dataset_config_name) for part in args.datasets]
             hub_options = {**options, "token": self.token}
-            splits = load_datasets(names, args.text_column, args.stopping_strategy, hub_options, split_off)
+            settings = (args.text_column, args.stopping_strategy, hub_options, split_off, args.max_eval_samples)
+            splits = load_datasets(names, *settings)
         given = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
         files = {split: expand_patterns(patterns) for split, patterns in given.items() if patterns}
         warn_of_shared_files(files)
@@ -283,12 +284,6 @@ def tokenizer_rules(tokenizer: PreTrainedTokenizerBase) -> str:
         rules = [type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.init_kwargs]
         return json.dumps(rules, sort_keys=True, default=str)
     return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None})
-
-
-def first_documents(documents: Documents, number: int | None) -> Documents:
-    if number is None:
-        return documents
-    return documents.take(min(number, len(documents)) if hasattr(documents, "__len__") else number)
 
 
 def expand_patterns(patterns: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ DatasetName(name='wikimedia/wikipedia', config='20231101.en', weight=0.7)
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import inf, nan
+from math import ceil, inf, nan
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -55,6 +55,7 @@ def load_datasets(
     stopping_strategy: str,
     options: dict[str, Any],
     split_off: Callable[[Documents], dict[str, Documents]] | None = None,
+    max_eval_samples: int | None = None,
 ) -> dict[str, Documents]:
     """Return the splits of one data set, or of several as one.
 
@@ -66,6 +67,7 @@ def load_datasets(
         stopping_strategy: of `datasets.interleave_datasets`.
         options: keyword arguments of `datasets.load_dataset`.
         split_off: divides training documents if there is no split "validation", before some are repeated.
+        max_eval_samples: several data sets have equal shares of so many documents to evaluate on.
     """
     loaded = []
     for name in names:
@@ -82,11 +84,12 @@ def load_datasets(
         for split, documents in splits.items():
             with input_errors(f"{name.name}, {split} documents (--text_column)", ValueError):
                 splits[split] = documents.select_columns([text_column])
-    return {"train": interleave(names, [splits["train"] for splits in loaded], stopping_strategy)} | {
-        split: datasets.concatenate_datasets([splits[split] for splits in loaded if split in splits])
-        for split in ("validation", "test")
-        if any(split in splits for splits in loaded)
-    }
+    mixed = {"train": interleave(names, [splits["train"] for splits in loaded], stopping_strategy)}
+    for split in ("validation", "test"):
+        if parts := [splits[split] for splits in loaded if split in splits]:
+            share = None if max_eval_samples is None else ceil(max_eval_samples / len(parts))
+            mixed[split] = datasets.concatenate_datasets([first_documents(part, share) for part in parts])
+    return mixed
 
 
 def interleave(names: list[DatasetName], trains: list[Documents], stopping_strategy: str) -> Documents:
@@ -97,3 +100,9 @@ def interleave(names: list[DatasetName], trains: list[Documents], stopping_strat
     number = f"{len(mixed):,} of {sum(map(len, trains)):,}" if hasattr(mixed, "__len__") else "a stream of"
     logger.info(f"training text: {number} documents: {parts} ({stopping_strategy})")
     return mixed
+
+
+def first_documents(documents: Documents, number: int | None) -> Documents:
+    if number is None:
+        return documents
+    return documents.take(min(number, len(documents)) if hasattr(documents, "__len__") else number)

@@ -98,6 +98,14 @@ def test_splits_to_evaluate_on(caplog):
     assert "big 50.0%, small 50.0% (first_exhausted)" in caplog.text
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_documents_to_evaluate_on_come_from_each_data_set(streaming):
+    fields = {"streaming": streaming, "validation_split_percentage": 0}
+    corpus, _ = read("small:a", "small:b", max_eval_samples=5, **fields)
+    texts = [text for batch in corpus.batches("test") for text in batch]
+    assert Counter(text.split()[1] for text in texts) == {"a": 3, "b": 2}
+
+
 def test_the_mix_is_part_of_the_fingerprint():
     tokenizer = train_tokenizer(["the old man walked slowly"] * 20, 290, "bpe")
     prints = {
