@@ -116,8 +116,9 @@ class Corpus:
         if args.dataset_name is not None:
             names = [replace(part, config=part.config or args.dataset_config_name) for part in args.datasets]
             hub_options = {**options, "token": self.token}
-            settings = (args.text_column, args.stopping_strategy, hub_options, split_off, args.max_eval_samples)
-            splits = load_datasets(names, *settings)
+            splits = load_datasets(
+                names, args.text_column, args.stopping_strategy, hub_options, split_off, args.max_eval_samples
+            )
         given = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
         files = {split: expand_patterns(patterns) for split, patterns in given.items() if patterns}
         warn_of_shared_files(files)
