@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
         config = HfDebertaConfig.from_preset(args.model)
     else:
         kind = f"{MODEL_TYPES[read_fields(args.model).get('model_type', 'deberta')]} checkpoint"
-        class_name = class_candidates(args.model)[0]
+        class_name = class_candidates(args.model)[-1]  # the encoder, if official files do not name their head
         with checkpoint_errors(args.model):
             config = HfDebertaConfig.from_pretrained(args.model)
     with torch.device("meta"):

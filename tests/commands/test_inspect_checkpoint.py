@@ -1,5 +1,6 @@
 """`hf-deberta inspect`: a folder, a preset, and what is counted."""
 
+import json
 import textwrap
 from pathlib import Path
 
@@ -36,6 +37,15 @@ def test_a_causal_model_has_the_positions_of_its_decoder(tmp_path, capsys, emd_s
     HfDebertaForCausalLM(HfDebertaConfig.from_preset("tiny", emd_steps=emd_steps)).save_pretrained(tmp_path)
     main(["inspect", str(tmp_path)])
     assert lines_of(capsys.readouterr().out)["longest row"] == longest
+
+
+def test_official_files_without_the_name_of_their_head(tmp_path, capsys):
+    fields = {"model_type": "deberta", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    main(["inspect", str(tmp_path)])
+    output = capsys.readouterr().out
+    assert output.startswith(f"{tmp_path}: v1 checkpoint, HfDebertaModel\n")
+    assert lines_of(output)["head"] == "0"
 
 
 def test_a_preset_and_its_tied_matrix(capsys):
