@@ -110,8 +110,9 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def check_classifier(model: str) -> None:
+    """Refuse a model of another class. Official files name none: their weights are checked when they are loaded."""
     (name, *others) = class_candidates(model)
-    if others or name != "HfDebertaForSequenceClassification":
+    if not others and name != "HfDebertaForSequenceClassification":
         raise InputError(f"{model} is no sequence classifier: its class is {name}")
 
 

@@ -127,6 +127,24 @@ def test_other_kinds_of_classifiers(model, classifier, labels, problem, tmp_path
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_official_files_whose_weights_are_those_of_a_classifier(model, classifier, tmp_path):
+    official, source, out = tmp_path / "official", tmp_path / "a.txt", tmp_path / "out"
+    assert main(["convert", model, str(official), "--to", "official"]) == 0
+    classifier.tokenizer.save_pretrained(official)
+    source.write_text("\n".join(TEXTS))
+    command = ["score", "--model", str(official), "--input", str(source), "--output", str(out)]
+    assert main(command) == 0
+    expected = classifier.probabilities(classifier.tokenize([TEXTS])).max(1)
+    assert [row["score"] for row in read_json_lines(out / "a.jsonl")] == pytest.approx(expected, abs=1e-5)
+    weights = torch.load(official / "pytorch_model.bin", weights_only=True)
+    torch.save(
+        {name: value for name, value in weights.items() if "classifier" not in name}, official / "pytorch_model.bin"
+    )
+    (out / "a.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"no sequence classifier: it has no weights for classifier.bias"):
+        main(command)
+
+
 def test_other_threads_of_the_process_keep_their_cores(model):
     cores = torch.get_num_threads()
     torch.set_num_threads(2)
