@@ -8,7 +8,7 @@
 
 Model classes keep their names, configurations, parameters and saved files; methods that compute are replaced in
 place. This covers the Auto classes, pipelines, libraries that import `DebertaV2Model` themselves, before or after
-(sentence-transformers 6.2.0 was tried; GLiNER 0.2.29 requires an older Transformers than this package), subclasses,
+(sentence-transformers 6.2.0 was tried, and GLiNER 0.2.29 with Transformers below 5.17, which it requires), subclasses,
 adapters, and models that are in memory already. `disable()` changes them all back. While enabled:
 
 - Encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`, with the same numbers at real
