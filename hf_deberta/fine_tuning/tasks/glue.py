@@ -14,7 +14,7 @@ Predictions of the trained model for a new file; its columns, labels and input l
 
     hf-deberta glue --model_name_or_path mine --do_predict --test_file new.csv --output_dir predictions
 
-The flags are those of Transformers' run_glue.py, and the groups below.
+Flags are named as in Transformers' run_glue.py.
 
 Columns of your own rows: one or two text columns, and `label`: a class number or name, a float (regression), or a list
 of class numbers or names (multi-label).

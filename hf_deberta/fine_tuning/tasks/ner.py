@@ -11,7 +11,7 @@ Your own files, as CoNLL columns, or as jsonl or parquet with lists of words and
         --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
         --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
 
-The flags are those of Transformers' run_ner.py, and the groups below.
+Flags are named as in Transformers' run_ner.py.
 
 Labels in IOB1 (the original CoNLL-2003), IOBES and BILOU are converted to IOB2. What an input holds
 (--document_context):

@@ -15,7 +15,7 @@ aNLI, from the official files train.jsonl, train-labels.lst, dev.jsonl and so on
 
     hf-deberta race --intermediate my-deberta-mnli --task_name anli --data_dir alphanli --output_dir anli
 
-The flags are those of Transformers' run_swag.py, and the groups below.
+Flags are named as in Transformers' run_swag.py.
 
 Columns: article, question, options (list), answer (letter or number), as RACE; sent1, sent2, ending0, ending1, ...,
 label, as SWAG; or observation_1, observation_2, hypothesis_1, hypothesis_2, label (1 or 2), as aNLI.

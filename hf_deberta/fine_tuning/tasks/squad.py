@@ -11,7 +11,7 @@ with SiFT:
         --model_name_or_path microsoft/deberta-v3-large --train_file train-v2.0.json \
         --validation_file dev-v2.0.json --bf16 --sift --output_dir mine
 
-The flags are those of Transformers' run_qa.py, and the groups below.
+Flags are named as in Transformers' run_qa.py.
 
 A context is split into overlapping windows; a predicted answer is a span of one of them, and its text is copied from
 the context. Metrics: those of the official scripts. Files for the validation and the test rows, in the format of these

@@ -12,7 +12,7 @@ COPA from the official files, from a model fine-tuned on MNLI as in the paper, o
 
 A model fine-tuned on RTE predicts the diagnostics AX-b and AX-g too.
 
-The flags are those of Transformers' run_glue.py, and the groups below.
+Flags are named as in Transformers' run_glue.py.
 
 Columns: those of the Hub dataset. The official files, where MultiRC, ReCoRD and WSC are nested, are flattened to them.
 
