@@ -26,6 +26,7 @@ from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.data_files import check_rows, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, input_errors
 
+HUB_NAME = "aps/super_glue"
 COLUMNS = ("passage", "query", "entity_spans")
 DEFAULT_STRIDE = 256  # tokens that neighbouring windows of a passage share in the official code
 PLACEHOLDER = "@placeholder"
@@ -265,7 +266,7 @@ def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
 
 
 class Record(Task):
-    hub_names = {"record": ("aps/super_glue", "record")}
+    hub_names = {"record": (HUB_NAME, "record")}
     label_columns = ("answers",)
     model_class, auto_class = HfDebertaForEntityChoice, None
     collator_class = EntityCollator

@@ -64,7 +64,6 @@ from hf_deberta.training.data_files import check_rows, csv_text, read_table, req
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import describe
 
-HUB_NAME = "aps/super_glue"
 DIAGNOSTICS = ("axb", "axg")
 METRICS = CONFIGURATIONS["super_glue"]
 FALSE_TRUE = ("False", "True")
@@ -245,8 +244,8 @@ def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, 
     local = (data_args.data_dir, data_args.train_file, data_args.validation_file, data_args.test_file)
     if rows or any(local) or data_args.dataset_name:
         return rows
-    with input_errors(HUB_NAME, Exception):
-        return {name: load_dataset(HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
+    with input_errors(record.HUB_NAME, Exception):
+        return {name: load_dataset(record.HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
 
 
 # 3. Model inputs
@@ -322,9 +321,9 @@ def mark_spans(text: str, spans: list[tuple[int, int, str]]) -> str:
     'we # need to * wash * # it.'
     """
     spans = sorted(spans, key=lambda span: span[1] - span[0])
-    marks = [(start, f"{mark} ") for start, _, mark in reversed(spans)] + [(end, f" {mark}") for _, end, mark in spans]
+    marks = [(end, f" {mark}") for _, end, mark in spans] + [(start, f"{mark} ") for start, _, mark in reversed(spans)]
     pieces, last = [], 0
-    for position, mark in sorted(marks, key=lambda place: place[0]):  # stable: the longer span begins first, ends last
+    for position, mark in sorted(marks, key=lambda place: place[0]):  # stable: ends come first, of the shorter span
         pieces += [text[last:position], mark]
         last = position
     return "".join([*pieces, text[last:]])
@@ -400,7 +399,7 @@ class SuperGlue(Task):
 
     demo = "superglue"
     arguments = SuperGlueArguments
-    hub_names = {name: (HUB_NAME, name) for name in TASKS}
+    hub_names = {name: (record.HUB_NAME, name) for name in TASKS}
     default_length = 256
 
     @classmethod
