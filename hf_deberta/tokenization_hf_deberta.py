@@ -186,7 +186,8 @@ def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
         return [table]
     composing, pattern = composing_marks()
     # `tokenizers` miscounts offsets if the table deletes the first character, or if an accent is separated before it
-    deleted = "".join(character for character in map(chr, range(1, 0xA0)) if not table.normalize_str(character))
+    controls = map(chr, (*range(1, 0x20), *range(0x7F, 0xA0)))
+    deleted = "".join(character for character in controls if not table.normalize_str(character))
     first = [normalizers.Replace(Regex(rf"\A[{deleted}]+"), "")] if deleted else []
     accents = f"(?=[\\p{{M}}\u200c\u200d\u0e33\u0eb3]|{composing})(?<=[\\s\\S])"
     return [
