@@ -108,7 +108,9 @@ def tiled_attention(
         ("layout", batch, tokens, tile), lambda: layout_in_tiles(visible, documents, cu_seqlens, batch, tokens, tile)
     )
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    return attention_in_tiles(
+    # the operator's own autograd reads its schema in each call, which takes longer than the launches do
+    attend = attention_in_tiles if torch.compiler.is_compiling() else AttentionInTiles.apply
+    return attend(
         query, key, value, *tables, *by_distance, rows, *layout, seed, scale, dropout_p, causal, near, furthest
     )[0]
 
@@ -344,6 +346,14 @@ def _backward(ctx, gradient, _):
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)
+
+
+class AttentionInTiles(torch.autograd.Function):
+    """The operator with the same gradients, for calls outside of graphs."""
+
+    forward = staticmethod(lambda *arguments: attention_in_tiles(*arguments))
+    setup_context = staticmethod(_save_for_backward)
+    backward = staticmethod(_backward)
 
 
 def tokens_first(states: torch.Tensor) -> torch.Tensor:
