@@ -18,7 +18,7 @@ import torch
 import transformers
 from table import RESULTS, read_rows
 
-COUNTED_SECONDS = 2.0  # the counter of a GPU's energy moves some twenty times a second
+COUNTED_SECONDS = 1.0  # the counter of a GPU's energy moves some twenty times a second
 
 
 def synchronize(device: str) -> None:
