@@ -32,12 +32,15 @@ CASES = {  # (mode, case) in the csv -> label of the row
     ("training", "8x128"): "training step, 8 x 128",
     ("training", "mnli"): "training step, 32 sentence pairs",
 }
-COUNTED_PEERS = {  # name in the csv -> heading of the column
+GPU_PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
+    "flashdeberta": "flashdeberta",
+    "disentangled-flash": "disentangled-flash",
     "bert": "BERT, SDPA",
-    "sdpa": "hf_deberta, sdpa",
-    "triton": "hf_deberta, triton",
+    "ours sdpa": "hf_deberta, sdpa",
+    "ours triton": "hf_deberta, triton",
 }
+GPU_CASES = ("8x128", "mnli", "32x512", "4x2048")
 README_CASES = {  # (type, mode, case) -> label of the row
     ("float32", "forward", "1x32"): "1 row of 32 tokens",
     ("float32", "forward", "8x128"): "8 rows of 128 tokens, no padding",
@@ -186,20 +189,20 @@ def label_table() -> str:
     return markdown(["peer", "type", "equal labels", "largest difference of logits"], rows, 2)
 
 
-def gpu_counts_table() -> str:
-    """Launches, gigabytes and GFLOP of one layer, counted on a simulated GPU; launches alone with Triton's kernels."""
-    counts = {(row["mode"], row["case"], row["peer"]): row for row in read_rows(RESULTS / "gpu_counts.csv")}
+def gpu_table() -> str:
+    """Milliseconds of each peer and case on a GPU."""
+    times = {(row["mode"], row["case"], row["peer"]): row for row in read_rows(RESULTS / "encoder.csv") if on_gpu(row)}
     rows = [
-        [f"{mode}, {case.replace('x', ' x ')}", *(counts_of(counts[mode, case, peer]) for peer in COUNTED_PEERS)]
-        for mode, case in dict.fromkeys((mode, case) for mode, case, peer in counts if peer == "bert")
+        [label if case == "mnli" else label.replace("32 sentence pairs", case.replace("x", " x ")), *cells]
+        for mode, label in (("forward", "32 sentence pairs"), ("training", "training step, 32 sentence pairs"))
+        for case in GPU_CASES
+        if any(cells := [times.get((mode, case, peer), {}).get("milliseconds", "") for peer in GPU_PEERS])
     ]
-    return markdown(["launches, GB, GFLOP", *COUNTED_PEERS.values()], rows)
+    return markdown(["milliseconds", *GPU_PEERS.values()], [[cell or "-" for cell in row] for row in rows])
 
 
-def counts_of(row: dict[str, str]) -> str:
-    if row["triton_launches"] != "0":
-        return f"{row['launches']} + {row['triton_launches']}"
-    return ", ".join(row[name] for name in ("launches", "gigabytes", "gflop"))
+def on_gpu(row: dict[str, str]) -> bool:
+    return (row["device"], row["dtype"], row["preset"]) == ("cuda", "bfloat16", "v3-base")
 
 
 def readme_table() -> str:
@@ -221,4 +224,4 @@ def readme_table() -> str:
 
 
 if __name__ == "__main__":
-    print(readme_table(), ratio_table(), full_table(), label_table(), gpu_counts_table(), sep="\n\n")
+    print(readme_table(), ratio_table(), full_table(), label_table(), gpu_table(), sep="\n\n")

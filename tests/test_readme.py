@@ -112,7 +112,7 @@ def test_tables_of_times_come_from_the_results():
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     assert table.readme_table() in README, "README.md: replace the table by the output of python benchmarks/table.py"
-    for expected in (table.ratio_table(), table.full_table(), table.label_table(), table.gpu_counts_table()):
+    for expected in (table.ratio_table(), table.full_table(), table.label_table(), table.gpu_table()):
         assert expected in BENCHMARKS, "docs/benchmarks.md: replace the table by that of benchmarks/table.py"
 
 
