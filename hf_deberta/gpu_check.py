@@ -2,18 +2,20 @@
 
 Legend: B batch, H heads, N tokens, d head size.
 
-It shows what `attn_implementation="auto"` decides here, with the check and the clock that it uses
+It shows what `attn_implementation="auto"` decides here, with the check that it uses
 (hf_deberta/engines/attention_auto.py), and checks the kernel of the loss over the vocabulary.
 """
 
 import argparse
+from collections.abc import Callable
 from functools import partial
-from itertools import product
-from math import inf
+from itertools import pairwise, product
+from statistics import median
 
 import torch
 
-from hf_deberta.engines.attention_auto import Call, faster_of, find_fault, milliseconds
+from hf_deberta.engines.attention_auto import DTYPES as CHOSEN_DTYPES
+from hf_deberta.engines.attention_auto import failure_of, find_fault
 from hf_deberta.engines.attention_check import KernelVariant, uses_tf32
 from hf_deberta.engines.linear_cross_entropy import kernel_fault
 from hf_deberta.model.attention import BACKENDS
@@ -26,6 +28,7 @@ TABLE = (512, 256)  # positions and buckets of v2 and v3
 HEADER = ("dtype", "head size", "mode", "check", "shape", "sdpa ms", "triton ms", "choice")
 WIDTHS = (8, 9, 9, 6, 7, 9, 9, 6)
 PASSED, FAILED, UNSUPPORTED = "passed", "FAILED", "-"
+TURNS, TIMED_CALLS = 5, 5  # of each backend, and in a turn; the first turn compiles and is not counted
 Row = tuple[str, ...]
 
 
@@ -99,27 +102,55 @@ def check_kernel(kernel: KernelVariant) -> tuple[str, str | None]:
 def time_shape(kernel: KernelVariant, check: str, batch: int, heads: int, tokens: int) -> tuple[Row, list[str]]:
     """A row of the table, and why a backend has no time in it."""
     shape, mode = f"{batch}x{tokens}", "training" if kernel.training else "inference"
+    times: dict[str, list[float]] = {backend: [] for backend in ("sdpa", "triton")}
+    failures = {"triton": ""} if check == UNSUPPORTED else {}
+    for _ in range(TURNS):
+        for backend in [name for name in times if name not in failures]:
+            try:
+                times[backend].append(milliseconds(make_step(backend, kernel, batch, heads, tokens), kernel.device))
+            except Exception as error:  # out of memory, of a launch, ...: whatever a device may answer
+                failures[backend] = f"{kernel}, {shape}: {backend} failed: {failure_of(error).message}"
+    numbers = ("-" if name in failures else f"{median(values[1:]):.3f}" for name, values in times.items())
+    choice = "triton" if check == PASSED and kernel.dtype in CHOSEN_DTYPES else "sdpa"
+    row = (kernel.precision, str(kernel.head_size), mode, check, shape, *numbers, choice)
+    return row, [reason for reason in failures.values() if reason]
+
+
+def make_call(kernel: KernelVariant, batch: int, heads: int, tokens: int) -> tuple:
+    """The arguments of a backend: random numbers with the strides that projections leave, and both tables of v3."""
+    random = partial(torch.randn, device=kernel.device, dtype=kernel.dtype)
+    states = [random((batch, tokens, heads, kernel.head_size)).transpose(1, 2) for _ in range(3)]
+    keys, queries = (random((heads, 2 * TABLE[1], kernel.head_size)) for _ in range(2))
+    for tensor in (*states, keys, queries):
+        tensor.requires_grad_(kernel.training)
+    positions = RelativePositions.from_tables(keys, queries, rows_of_distances(*TABLE).to(kernel.device))
+    return *states, positions, AttentionMask(), 0.0, (3 * kernel.head_size) ** -0.5
+
+
+def make_step(backend: str, kernel: KernelVariant, batch: int, heads: int, tokens: int) -> Callable[[], None]:
+    """A call of a backend, in training with its backward pass."""
     call = make_call(kernel, batch, heads, tokens)
-    backends = ("sdpa",) if check == UNSUPPORTED else ("sdpa", "triton")
-    timings = milliseconds(backends, call, kernel.training)
-    failures = [
-        f"{kernel}, {shape}: {backend} failed: {failure.message}"
-        for backend, (_, failure) in timings.items()
-        if failure is not None
-    ]
-    choice = faster_of(timings["sdpa"], timings["triton"]) if check == PASSED else "sdpa"
-    times = (timings.get(backend, (inf, None))[0] for backend in ("sdpa", "triton"))
-    numbers = ("-" if time == inf else f"{time:.3f}" for time in times)
-    return (kernel.precision, str(kernel.head_size), mode, check, shape, *numbers, choice), failures
+    gradient = torch.randn_like(call[0])
+    leaves = [*call[:3], call[3].position_key, call[3].position_query]
+
+    def step() -> None:
+        context, _ = BACKENDS[backend].attend(*call)
+        if kernel.training:
+            torch.autograd.grad(context, leaves, gradient)
+
+    return step
 
 
-def make_call(kernel: KernelVariant, batch: int, heads: int, tokens: int) -> Call:
-    """The arguments of a backend, with the strides that projections leave, and both tables of v3."""
-    zeros = partial(torch.zeros, device=kernel.device, dtype=kernel.dtype)  # timings draw random numbers
-    states = zeros((batch, tokens, heads, kernel.head_size)).transpose(1, 2)
-    table = zeros((heads, 2 * TABLE[1], kernel.head_size))
-    positions = RelativePositions.from_tables(table, table, rows_of_distances(*TABLE).to(kernel.device))
-    return states, states, states, positions, AttentionMask(), 0.0, (3 * kernel.head_size) ** -0.5
+def milliseconds(step: Callable[[], None], device: torch.device) -> float:
+    """Median time of steps that are queued one after another, as layers are."""
+    with torch.cuda.device(device):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED_CALLS + 1)]
+        events[0].record()
+        for event in events[1:]:
+            step()
+            event.record()
+        events[-1].synchronize()
+    return median(start.elapsed_time(end) for start, end in pairwise(events))
 
 
 def print_row(row: Row) -> None:

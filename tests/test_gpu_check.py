@@ -9,6 +9,7 @@ import torch
 from hf_deberta import gpu_check
 from hf_deberta.__main__ import main
 from hf_deberta.engines.attention_auto import Failure
+from hf_deberta.engines.attention_check import KernelVariant
 from hf_deberta.model.attention import BACKENDS, Backend
 
 
@@ -31,8 +32,15 @@ def gpu(monkeypatch):
         monkeypatch.setitem(BACKENDS, "triton", Backend(BACKENDS["triton"].attend, lambda *call: unsupported))
         monkeypatch.setattr(gpu_check, "find_fault", lambda kernel: (faults or {}).get(kernel.precision))
         monkeypatch.setattr(gpu_check, "kernel_fault", lambda device, dtype: loss_fault)
-        results = {"sdpa": (2.0, None), "triton": (1.0, None), **(times or {})}
-        monkeypatch.setattr(gpu_check, "milliseconds", lambda backends, *_: {name: results[name] for name in backends})
+        results = {"sdpa": 2.0, "triton": 1.0, **(times or {})}
+
+        def milliseconds(backend, device):
+            if isinstance(results[backend], Exception):
+                raise results[backend]
+            return results[backend]
+
+        monkeypatch.setattr(gpu_check, "make_step", lambda backend, *_: backend)
+        monkeypatch.setattr(gpu_check, "milliseconds", milliseconds)
         status = main(["gpu-check", *arguments])
         first, header, *lines = capsys.readouterr().out.splitlines()
         assert "Some GPU" in first and header.startswith("dtype")
@@ -46,7 +54,18 @@ def test_a_row_for_each_kernel_and_shape(gpu, capsys):
     assert status == 0 and not notes
     assert len(rows) == 8
     assert rows[0] == ["bfloat16", "64", "inference", "passed", "2x8", "2.000", "1.000", "triton"]
-    assert rows[-1] == ["float32", "64", "training", "passed", "1x16", "2.000", "1.000", "triton"]
+    assert rows[-1] == ["float32", "64", "training", "passed", "1x16", "2.000", "1.000", "sdpa"]  # whatever the times
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_step_calls_the_backend(monkeypatch, training):
+    calls = []
+    attend = BACKENDS["sdpa"].attend
+    monkeypatch.setitem(BACKENDS, "sdpa", Backend(lambda *call: calls.append(call) or attend(*call)))
+    kernel = KernelVariant(torch.device("cpu"), torch.bfloat16, False, 16, training)
+    gpu_check.make_step("sdpa", kernel, 2, 3, 20)()
+    query, _, _, positions, *_ = calls[0]
+    assert query.shape == (2, 3, 20, 16) and positions.terms == ("c2p", "p2c") and query.requires_grad == training
 
 
 SMALL = ("--dtypes", "bfloat16", "float32", "--shapes", "1x8", "--heads", "1")
@@ -61,19 +80,17 @@ def test_a_wrong_kernel_of_the_loss_is_an_error(gpu, capsys):
 
 
 def test_a_failed_check_is_shown_and_is_an_error(gpu, capsys):
-    status, rows, notes = gpu(capsys, *SMALL, faults={"float32": Failure("the context is off by 0.5")})
+    status, rows, notes = gpu(capsys, *SMALL, faults={"bfloat16": Failure("the context is off by 0.5")})
     assert status == 1
-    assert [row[3] for row in rows] == ["passed", "passed", "FAILED", "FAILED"]
-    assert [row[-1] for row in rows] == ["triton", "triton", "sdpa", "sdpa"]
-    assert notes == [f"float32, heads of 64, {mode}: the context is off by 0.5" for mode in ("inference", "training")]
+    assert [row[3] for row in rows] == ["FAILED", "FAILED", "passed", "passed"]
+    assert {row[-1] for row in rows} == {"sdpa"}
+    assert notes == [f"bfloat16, heads of 64, {mode}: the context is off by 0.5" for mode in ("inference", "training")]
 
 
 def test_a_backend_that_cannot_be_timed_is_shown_with_the_reason(gpu, capsys):
-    status, rows, notes = gpu(
-        capsys, *SMALL, times={"sdpa": (float("inf"), Failure("OutOfMemoryError: CUDA out of memory", True))}
-    )
+    status, rows, notes = gpu(capsys, *SMALL, times={"sdpa": torch.OutOfMemoryError("CUDA out of memory")})
     assert status == 0
-    assert all(row[5:] == ["-", "1.000", "triton"] for row in rows)
+    assert [row[5:] for row in rows] == [["-", "1.000", "triton"]] * 2 + [["-", "1.000", "sdpa"]] * 2
     assert len(notes) == 4 and all("1x8: sdpa failed: OutOfMemoryError" in note for note in notes)
 
 

@@ -89,7 +89,7 @@ def describe_backend(config: HfDebertaConfig) -> dict[str, str]:
         return {attention_auto.FORCED_BACKEND: f"set by the environment variable {attention_auto.ENVIRONMENT_VARIABLE}"}
     if gpu_check.current_gpu() is None:
         return {"sdpa": "there is no CUDA device, and the Triton kernels need one"}
-    return {"sdpa or triton": "whichever is faster for the shape and type of numbers, see hf-deberta gpu-check"}
+    return {"triton": "in float16 and bfloat16, if the kernels pass their check (hf-deberta gpu-check); otherwise sdpa"}
 
 
 def describe_memory(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The speed: faster answers for the slots of `hf_deberta.model`, filled when the package is imported."""
 
 from ..model import attention, batch_layout, enhanced_mask_decoder, relative_position, slots
-from .attention_auto import measured_backend
+from .attention_auto import checked_backend
 from .attention_sdpa import sdpa_attention
 from .linear_cross_entropy import loss_without_logits
 from .onednn import linear_by_onednn
@@ -25,7 +25,7 @@ slots.linear.fast = linear_by_onednn
 slots.cached.fast = cached_by_weights
 relative_position.window_for.fast = window_for_cache
 batch_layout.unpadded.fast = unpadded_where_faster
-attention.choose_backend.fast = measured_backend
+attention.choose_backend.fast = checked_backend
 enhanced_mask_decoder.vocabulary_loss.fast = loss_without_logits
 attention.BACKENDS["sdpa"] = attention.Backend(sdpa_attention)
 attention.BACKENDS["triton"] = attention.Backend(

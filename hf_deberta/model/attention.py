@@ -108,7 +108,7 @@ def choose_backend(
     dropout_p: float,
     scale: float,
 ) -> str:
-    """The backend that "auto" stands for in this call; an engine may measure which one is faster."""
+    """The backend that "auto" stands for in this call; an engine may choose another where it is right."""
     return "sdpa"
 
 

@@ -368,25 +368,21 @@ def test_auto_passes_the_kernels_forward_and_backward(masks):
 
 @interpreted
 def test_auto_uses_the_kernels_in_a_model(monkeypatch):
-    """Only the device, and the clock, are replaced."""
-    torch.use_deterministic_algorithms(False)  # with them, `auto` measures no time
+    """In float16, as the interpreter has no bfloat16. Only the device is replaced."""
     calls = []
     original = attention_triton_operator.attention_in_tiles
     monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: True)
-    monkeypatch.setattr(attention_auto, "median_milliseconds", lambda run, device: run() or -len(calls))
-    monkeypatch.setattr(attention_auto, "WARM_UP_SECONDS", 0)
-    monkeypatch.setattr(attention_auto, "TURNS", 1)
     monkeypatch.setattr(
         attention_triton_operator, "attention_in_tiles", lambda *args: calls.append(args) or original(*args)
     )
-    model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs((9, 5))
+    model, inputs = tiny_model(HfDebertaModel, dtype=torch.float16).eval(), tiny_inputs((9, 5))
     with torch.no_grad():
         found = model(**inputs).last_hidden_state
-        assert len(calls) == 3 + model.config.num_hidden_layers  # a check, two calls that are timed, and the layers
+        assert len(calls) == 1 + model.config.num_hidden_layers  # a check, and the layers
         monkeypatch.undo()
         expected = model(**inputs).last_hidden_state
     real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found[real], expected[real], atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(found[real], expected[real], atol=4e-3, rtol=4e-3)
 
 
 @interpreted
