@@ -28,7 +28,7 @@ step() { # NAME COMMAND...
     echo "$name: $outcome after $((SECONDS - start)) s at $commit" | tee -a "$results/steps.txt"
 }
 
-tests=("$python" -m pytest -q -m gpu -p no:cacheprovider tests/engines/test_{attention_sdpa,attention_triton,vocabulary_triton}.py)
+tests=("$python" -m pytest -q -m gpu -p no:cacheprovider tests/engines/test_{attention_sdpa,attention_triton,attention_auto,vocabulary_triton}.py)
 "$python" -c "import xdist" 2> /dev/null && tests+=(--numprocesses=8)
 check=("$python" -m hf_deberta gpu-check)
 attention=("$python" -W ignore benchmarks/attention_gpu.py)

@@ -16,7 +16,7 @@ import torch
 
 from hf_deberta.engines.attention_auto import DTYPES as CHOSEN_DTYPES
 from hf_deberta.engines.attention_auto import failure_of, find_fault
-from hf_deberta.engines.attention_check import KernelVariant, uses_tf32
+from hf_deberta.engines.attention_check import MASKS, KernelVariant, uses_tf32
 from hf_deberta.engines.linear_cross_entropy import kernel_fault
 from hf_deberta.model.attention import BACKENDS
 from hf_deberta.model.batch_layout import AttentionMask
@@ -33,7 +33,7 @@ Row = tuple[str, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="default: all")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES[:2], help="default: those of auto")
     shapes = " ".join(f"{batch}x{tokens}" for batch, tokens in SHAPES)
     parser.add_argument(
         "--shapes", nargs="+", type=parse_shape, metavar="BxN", default=SHAPES, help=f"(default: {shapes})"
@@ -93,7 +93,8 @@ def check_kernel(kernel: KernelVariant) -> tuple[str, str | None]:
     unsupported = BACKENDS["triton"].unsupported_reason(*make_call(kernel, 1, 1, 1)[:-1])
     if unsupported is not None:
         return UNSUPPORTED, f"{kernel}: {unsupported}"
-    for variant in (kernel, kernel._replace(documents=True, causal=True, dropout=kernel.training)):
+    others = [kernel._replace(mask=mask, causal=True, dropout=kernel.training) for mask in MASKS[1:]]
+    for variant in (kernel, *others):
         if (fault := find_fault(variant)) is not None:
             return FAILED, f"{variant}: {fault.message}"
     return PASSED, None

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hf_deberta import gpu_check
 from hf_deberta.__main__ import main
 from hf_deberta.engines.attention_auto import Failure
 from hf_deberta.engines.attention_check import KernelVariant
+from hf_deberta.engines.attention_sdpa import sdpa_attention
 from hf_deberta.model.attention import BACKENDS, Backend
 
 
@@ -32,12 +34,14 @@ def gpu(monkeypatch):
         monkeypatch.setitem(BACKENDS, "triton", Backend(BACKENDS["triton"].attend, lambda *call: unsupported))
         monkeypatch.setattr(gpu_check, "find_fault", lambda kernel: (faults or {}).get(kernel.precision))
         monkeypatch.setattr(gpu_check, "kernel_fault", lambda device, dtype: loss_fault)
+        turns = Counter()
         results = {"sdpa": 2.0, "triton": 1.0, **(times or {})}
 
         def milliseconds(backend, device):
             if isinstance(results[backend], Exception):
                 raise results[backend]
-            return results[backend]
+            turns.update([backend])
+            return 100.0 if turns[backend] % gpu_check.TURNS == 1 else results[backend]  # the first turn compiles
 
         monkeypatch.setattr(gpu_check, "make_step", lambda backend, *_: backend)
         monkeypatch.setattr(gpu_check, "milliseconds", milliseconds)
@@ -59,13 +63,21 @@ def test_a_row_for_each_kernel_and_shape(gpu, capsys):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_a_step_calls_the_backend(monkeypatch, training):
-    calls = []
-    attend = BACKENDS["sdpa"].attend
-    monkeypatch.setitem(BACKENDS, "sdpa", Backend(lambda *call: calls.append(call) or attend(*call)))
+    calls, gradients = [], []
+
+    def attend(*call):
+        calls.append(call)
+        context, _ = sdpa_attention(*call)
+        if training:
+            context.register_hook(gradients.append)
+        return context, None
+
+    monkeypatch.setitem(BACKENDS, "sdpa", Backend(attend))
     kernel = KernelVariant(torch.device("cpu"), torch.bfloat16, False, 16, training)
     gpu_check.make_step("sdpa", kernel, 2, 3, 20)()
     query, _, _, positions, *_ = calls[0]
     assert query.shape == (2, 3, 20, 16) and positions.terms == ("c2p", "p2c") and query.requires_grad == training
+    assert len(calls) == 1 and len(gradients) == training
 
 
 SMALL = ("--dtypes", "bfloat16", "float32", "--shapes", "1x8", "--heads", "1")

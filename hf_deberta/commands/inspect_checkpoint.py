@@ -17,6 +17,7 @@ from hf_deberta.commands.any_checkpoint import (
     read_fields,
 )
 from hf_deberta.engines import attention_auto
+from hf_deberta.engines.attention_triton import unsupported_device
 
 BYTES_OF_ADAM = 16  # for each parameter in float32: weight, gradient, and two moments
 
@@ -87,8 +88,10 @@ def describe_backend(config: HfDebertaConfig) -> dict[str, str]:
         return {chosen: "set in the configuration of the checkpoint"}
     if attention_auto.FORCED_BACKEND != attention_auto.AUTO:
         return {attention_auto.FORCED_BACKEND: f"set by the environment variable {attention_auto.ENVIRONMENT_VARIABLE}"}
-    if gpu_check.current_gpu() is None:
+    if (gpu := gpu_check.current_gpu()) is None:
         return {"sdpa": "there is no CUDA device, and the Triton kernels need one"}
+    if (reason := unsupported_device(gpu)) is not None:
+        return {"sdpa": f"the Triton kernels cannot be used: {reason}"}
     return {"triton": "in float16 and bfloat16, if the kernels pass their check (hf-deberta gpu-check); otherwise sdpa"}
 
 

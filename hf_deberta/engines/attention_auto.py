@@ -66,11 +66,10 @@ def checked_backend(
     tables = () if positions is None else (positions.position_key, positions.position_query)
     inputs = [tensor for tensor in (query, key, value, *tables) if tensor is not None]
     training = dropout or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
-    documents = mask.documents is not None or mask.cu_seqlens is not None
+    head_size = operator.index(query.shape[-1])  # a constant of a graph even if all its shapes are dynamic
+    kernel = KernelVariant(query.device, query.dtype, False, head_size, training, kind_of(mask), mask.causal, dropout)
     if torch.compiler.is_compiling():
-        head_size = operator.index(query.shape[-1])  # a constant of the graph even if all its shapes are dynamic
-        return choice_in_graph(query.device, query.dtype, head_size, training, documents, mask.causal, dropout)
-    kernel = KernelVariant(query.device, query.dtype, False, query.shape[-1], training, documents, mask.causal, dropout)
+        return choice_in_graph(*kernel)
     if kernel not in _faults and is_capturing(query.device):
         return "sdpa"  # in this call
     return "triton" if fault_of(kernel) is None else "sdpa"
@@ -79,6 +78,15 @@ def checked_backend(
 def may_use_triton(query: torch.Tensor) -> bool:
     """True for an ordinary tensor on a GPU: no DTensor, no fake tensor."""
     return query.is_cuda and type(query) is torch.Tensor
+
+
+def kind_of(mask: AttentionMask) -> str:
+    """Which of `attention_check.MASKS` a mask is; one of padding is also checked for calls without a mask."""
+    if mask.cu_seqlens is not None:
+        return "packed"
+    if mask.mask is not None and mask.mask.dim() == 3:
+        return "pairs"
+    return "padding" if mask.documents is None else "documents"
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -90,18 +98,9 @@ def is_capturing(device: torch.device) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def choice_in_graph(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_size: int,
-    training: bool,
-    documents: bool,
-    causal: bool,
-    dropout: bool,
-) -> str:
+def choice_in_graph(*kernel) -> str:
     """The backend of a graph, which holds for all shapes; runs while torch.compile traces."""
-    kernel = KernelVariant(device, dtype, False, head_size, training, documents, causal, dropout)
-    return "triton" if fault_of(kernel) is None else "sdpa"
+    return "triton" if fault_of(KernelVariant(*kernel)) is None else "sdpa"
 
 
 def fault_of(kernel: KernelVariant) -> Failure | None:

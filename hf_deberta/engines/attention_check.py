@@ -4,9 +4,10 @@ Legend: B batch, H heads, N tokens, d head size, T tokens of a tile, k the large
 
 Tiles are near (distances have rows of their own), far (all distances share a row) or between the two, and full or
 ragged at the end of a row or of its padding. The call has several of each: rows of a little more than four tiles, a
-table that ends at two tiles, and a second row with padding and a hole. Documents, causality and dropout are checked
-where a call has them. The reference runs in float64 on the CPU, from the same rounded inputs, and drops what the
-kernels drop: `kept_probabilities` reads that off their results.
+table that ends at two tiles, and a second row with padding and a hole. Other masks, causality and dropout are checked
+where a call has them; calls with fewer terms, or without far tiles, compile less of the same. The reference runs in
+float64 on the CPU, from the same rounded inputs, and drops what the kernels drop: `kept_probabilities` reads that off
+their results.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from ..model.relative_position import RelativePositions, rows_of_distances
 # inputs that are cut to tf32 give 3. A wrong row, tile, mask or end of a row gives the context an error of 0.2 or more.
 ROUNDINGS = {"float16": 4, "bfloat16": 4, "tf32": 8, "float32": 64}
 EPSILONS = {"float16": 2**-10, "bfloat16": 2**-7, "tf32": 2**-10, "float32": 2**-23}
+MASKS = ("padding", "documents", "packed", "pairs")  # of tokens, numbers, boundaries of one row, [B, N, N]
 INPUTS = ("query", "key", "value", "position_key", "position_query")
 DROPOUT = 0.25  # any rate that keeps and drops many
 MAX_SHARE_ERROR = 0.02  # of the dropped probabilities: six standard deviations in the interpreter, more on GPUs
@@ -39,7 +41,7 @@ class KernelVariant(NamedTuple):
     tf32: bool  # if products of float32 are computed in tf32
     head_size: int
     training: bool  # forward and backward
-    documents: bool = False
+    mask: str = MASKS[0]
     causal: bool = False
     dropout: bool = False
 
@@ -54,7 +56,8 @@ class KernelVariant(NamedTuple):
 
     def __str__(self) -> str:
         words = [self.precision, f"heads of {self.head_size}", "training" if self.training else "inference"]
-        words += [name for name in ("documents", "causal", "dropout") if getattr(self, name)]
+        words += [self.mask] if self.mask != MASKS[0] else []
+        words += [name for name in ("causal", "dropout") if getattr(self, name)]
         return ", ".join(words)
 
 
@@ -72,7 +75,8 @@ def triton_errors(kernel: KernelVariant) -> dict[str, float]:
     from .attention_triton_operator import launches  # imported late: only a GPU needs it
 
     tile = launches(kernel.dtype, kernel.device)[0]
-    inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(tile, kernel.head_size)]
+    batch = 1 if kernel.mask == "packed" else 2
+    inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(batch, tile, kernel.head_size)]
 
     def results(attend: Attend, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
         mask = check_mask(tile, kernel, device)
@@ -128,10 +132,10 @@ def kept_probabilities(attend: Attend, inputs: list[torch.Tensor], mask: Attenti
     return torch.cat(kept, -1)[..., :tokens]
 
 
-def check_inputs(tile: int, head_size: int) -> list[torch.Tensor]:
+def check_inputs(batch: int, tile: int, head_size: int) -> list[torch.Tensor]:
     """Query, key and value [B, H, N, d] and both tables [H, 2 * k, d] of random numbers."""
     generator = torch.Generator().manual_seed(0)
-    batch, heads, tokens = 2, 2, 4 * tile + tile // 2 + 1
+    heads, tokens = 2, 4 * tile + tile // 2 + 1
     shapes = [(batch, heads, tokens, head_size)] * 3 + [(heads, 2 * tile, head_size)] * 2
     return [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32) for shape in shapes]
 
@@ -141,12 +145,19 @@ def check_mask(tile: int, kernel: KernelVariant, device: torch.device) -> Attent
 
     Documents have more than a tile, and none begins with one.
     """
-    tokens = 4 * tile + tile // 2 + 1
+    tokens, size = 4 * tile + tile // 2 + 1, tile + tile // 2 - 1
+    if kernel.mask == "packed":
+        boundaries = torch.tensor([*range(0, tokens, size), tokens], device=device)
+        return AttentionMask(causal=kernel.causal, cu_seqlens=boundaries, longest=size)
     real = torch.ones(2, tokens, dtype=torch.bool, device="cpu")
     real[1, 2 * tile + 5 :] = False
     real[1, 3] = False
-    documents = (torch.arange(tokens, device="cpu") // (tile + tile // 2 - 1)).expand(2, -1)
-    return AttentionMask(real.to(device), documents.to(device) if kernel.documents else None, kernel.causal)
+    positions = torch.arange(tokens, device="cpu")
+    if kernel.mask == "pairs":
+        seen = (positions[:, None] + 2 * positions) % 5 > 0
+        return AttentionMask((seen & real[:, :, None] & real[:, None, :]).to(device), causal=kernel.causal)
+    documents = (positions // size).expand(2, -1).to(device) if kernel.mask == "documents" else None
+    return AttentionMask(real.to(device), documents, kernel.causal)
 
 
 def compute_results(

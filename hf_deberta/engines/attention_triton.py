@@ -39,8 +39,8 @@ def unsupported_reason(
         return reason
     if query.numel() == 0:
         return "there are no tokens"
-    if query[0].numel() > LARGEST_ROW:
-        return f"a row of {query[0].numel():,} numbers is larger than {LARGEST_ROW:,}"
+    if (row := query.numel() // len(query)) > LARGEST_ROW:
+        return f"a row of {row:,} numbers is larger than {LARGEST_ROW:,}"
     if query.dtype not in DTYPES:
         return f"it supports float16, bfloat16 and float32, not {query.dtype}"
     if not query.dtype == key.dtype == value.dtype:

@@ -108,8 +108,7 @@ def tiled_attention(
         ("layout", batch, tokens, tile), lambda: layout_in_tiles(visible, documents, cu_seqlens, batch, tokens, tile)
     )
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    # the operator's own autograd reads its schema in each call, which takes longer than the launches do
-    attend = attention_in_tiles if torch.compiler.is_compiling() else AttentionInTiles.apply
+    attend = attention_in_tiles if in_graph_or_transform() else AttentionInTiles.apply
     return attend(
         query, key, value, *tables, *by_distance, rows, *layout, seed, scale, dropout_p, causal, near, furthest
     )[0]
@@ -349,11 +348,17 @@ attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward
 
 
 class AttentionInTiles(torch.autograd.Function):
-    """The operator with the same gradients, for calls outside of graphs."""
+    """The operator with the same gradients; its own autograd reads the schema in each call, which takes longer."""
 
     forward = staticmethod(lambda *arguments: attention_in_tiles(*arguments))
     setup_context = staticmethod(_save_for_backward)
     backward = staticmethod(_backward)
+
+
+def in_graph_or_transform() -> bool:
+    """True where only the operator itself can be recorded or transformed."""
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return in_graph or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def tokens_first(states: torch.Tensor) -> torch.Tensor:

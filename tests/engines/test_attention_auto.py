@@ -22,7 +22,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.engines import attention_auto, attention_check, attention_triton
 from hf_deberta.engines.attention_auto import checked_backend
-from hf_deberta.engines.attention_check import KernelVariant
+from hf_deberta.engines.attention_check import MASKS, KernelVariant
 from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
 from hf_deberta.model.attention_reference import reference_attention, score_terms, visible_softmax
 from hf_deberta.model.batch_layout import AttentionMask
@@ -94,11 +94,12 @@ def test_checked_kernels_are_used_in_half_precision(gpu):
 
 def test_one_check_per_kernel(gpu):
     plain = KernelVariant(CPU, torch.bfloat16, False, 8, False)
-    packed = {"batch": 1, "cu_seqlens": torch.tensor([0, 5, 20])}
     same = ({}, {"tokens": 33}, {"batch": 8, "heads": 1}, {"terms": False}, {"mask": torch.ones(2, 20).bool()})
     others = {
         plain._replace(causal=True): ({"causal": True},),
-        plain._replace(documents=True): ({"documents": torch.zeros(2, 20, dtype=torch.long)}, packed),
+        plain._replace(mask="documents"): ({"documents": torch.zeros(2, 20, dtype=torch.long)},),
+        plain._replace(mask="packed"): ({"batch": 1, "cu_seqlens": torch.tensor([0, 5, 20])},),
+        plain._replace(mask="pairs"): ({"mask": torch.ones(2, 20, 20, dtype=torch.bool)},),
         plain._replace(training=True): ({"training": True},),
         plain._replace(dtype=torch.float16): ({"dtype": torch.float16},),
         plain._replace(head_size=16): ({"size": 16},),
@@ -422,7 +423,7 @@ def rounding_like_the_kernels(query, key, value, positions, mask, dropout_p, sca
     return functional.dropout(probabilities, dropout_p).to(value.dtype) @ value, None
 
 
-@pytest.mark.parametrize("masks", [{}, {"documents": True}, {"causal": True}, {"dropout": True}], ids=str)
+@pytest.mark.parametrize("masks", [{"mask": kind} for kind in MASKS] + [{"causal": True}, {"dropout": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_correct_kernels_pass(monkeypatch, dtype, masks):
     monkeypatch.setitem(BACKENDS, "triton", Backend(rounding_like_the_kernels))
@@ -535,19 +536,27 @@ def test_wrong_dropout_is_detected(monkeypatch, wrong):
     assert attention_auto.find_fault(kernel._replace(dropout=False)) is None
 
 
-@pytest.mark.parametrize("kind", ["documents", "causal"])
-def test_documents_and_causality_are_checked_where_a_call_has_them(gpu, monkeypatch, kind):
+STRUCTURED = {
+    "documents": {"documents": (torch.arange(20) // 7).expand(2, -1)},
+    "packed": {"batch": 1, "cu_seqlens": torch.tensor([0, 5, 20])},
+    "pairs": {"mask": torch.ones(2, 20, 20, dtype=torch.bool)},
+    "causal": {"causal": True},
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURED)
+def test_masks_and_causality_are_checked_where_a_call_has_them(gpu, monkeypatch, kind):
     """By kernels that forget them, and are used for other calls."""
 
     def forgetful(query, key, value, positions, mask, dropout_p, scale):
-        forgotten = replace(mask, **{"documents": None, "causal": False})
+        padding = mask.mask if mask.mask is not None and mask.mask.dim() == 2 else None
+        forgotten = AttentionMask(padding)
         return reference_attention(query, key, value, positions, forgotten, dropout_p, scale)
 
     monkeypatch.setattr(attention_auto, "triton_errors", attention_check.triton_errors)
     monkeypatch.setitem(BACKENDS, "triton", replace(BACKENDS["triton"], attend=forgetful))
-    numbers = (torch.arange(20) // 7).expand(2, -1)
     assert choose() == "triton"
-    assert choose(**{"documents": numbers} if kind == "documents" else {"causal": True}) == "sdpa"
+    assert choose(**STRUCTURED[kind]) == "sdpa"
     assert [str(kernel).endswith(kind) for kernel in attention_auto._faults] == [False, True]
 
 

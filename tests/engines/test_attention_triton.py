@@ -4,6 +4,7 @@ The interpreter must be enabled before Triton is imported, so `test_in_the_inter
 its own. Tiles have 16 tokens there, and inputs are tiny, because the interpreter is slow.
 """
 
+import io
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ from numerics import assert_same_by_name, assert_within_budget, attend, lengths_
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
 from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator
-from hf_deberta.engines.attention_check import KernelVariant
+from hf_deberta.engines.attention_check import MASKS, KernelVariant
 from hf_deberta.engines.attention_triton import INTERPRETING, triton_attention
 from hf_deberta.engines.attention_triton_operator import CHIPS, LAUNCHES, tile_spans
 from hf_deberta.export.hub_kernel import write_hub_kernel
@@ -280,6 +281,26 @@ def test_compiles_to_one_graph():
 
 
 @interpreted
+def test_graphs_and_transforms_have_the_operator():
+    """Outside of them its autograd function, which nothing can record, save or map."""
+    leaves, rows, _ = inputs_of(CLIPPED, 18)
+    states = tuple(leaves.values())
+
+    def attention(query, *others):
+        return attention_triton_operator.tiled_attention(query, *others, rows)
+
+    expected = attention(*states)
+    assert type(expected.grad_fn).__name__ == "AttentionInTilesBackward"
+    saved = io.BytesIO()
+    torch.jit.save(torch.jit.trace(attention, states, check_trace=False), saved)
+    saved.seek(0)
+    with torch.no_grad():
+        assert torch.equal(torch.jit.load(saved)(*states), expected)
+        mapped = torch.vmap(attention, in_dims=(0, *[None] * 4))(torch.stack([states[0], 2 * states[0]]), *states[1:])
+    torch.testing.assert_close(mapped[0], expected)
+
+
+@interpreted
 def test_the_operators_agree_with_their_shape_rules():
     """Shapes, strides and gradients, with and without gradients of the tables."""
     leaves, rows, _ = inputs_of(CLIPPED, 18)
@@ -360,10 +381,11 @@ def test_dropout_has_no_pattern():
 
 
 @interpreted
-@pytest.mark.parametrize("masks", [{}, {"documents": True, "causal": True, "dropout": True}], ids=str)
-def test_auto_passes_the_kernels_forward_and_backward(masks):
+@pytest.mark.parametrize("mask", MASKS)
+def test_auto_passes_the_kernels_forward_and_backward(mask):
     """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
-    assert attention_auto.find_fault(KernelVariant(CPU, torch.float16, False, 24, True, **masks)) is None
+    others = {} if mask == MASKS[0] else {"causal": True, "dropout": True}
+    assert attention_auto.find_fault(KernelVariant(CPU, torch.float16, False, 24, True, mask, **others)) is None
 
 
 @interpreted

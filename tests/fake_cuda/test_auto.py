@@ -12,6 +12,7 @@ from test_models import MODES, assert_never_waits, padded, run, tiny, tokens
 
 from hf_deberta import HfDebertaModel
 from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator
+from hf_deberta.engines.attention_auto import may_use_triton
 from hf_deberta.model.batch_layout import AttentionMask
 
 
@@ -36,6 +37,11 @@ def test_auto_costs_what_its_choice_costs(fault, mode, inputs):
     assert_never_waits(automatic)
     assert automatic.launches_by_operator == explicit.launches_by_operator
     assert (automatic.triton_launches > 0) == (fault is None)
+
+
+def test_tensors_without_values_are_left_to_sdpa():
+    with simulated_cuda():
+        assert not may_use_triton(torch.empty(1, 2, 8, 64, dtype=torch.bfloat16, device="cuda"))
 
 
 def states_of(heads, dtype):
