@@ -148,6 +148,8 @@ NOT_REPEATED = {  # result file -> how to repeat it, and what it needs
     "continuation.csv": "benchmarks/continuation.py, an hour",
     "continuation_losses.csv": "the same",
     "faults.csv": "make faults, an hour",
+    "gpu_check.csv": "hf-deberta gpu-check, on a GPU",
+    "gpu_kernels.csv": "benchmarks/attention_gpu.py --sweep, and the profiler over benchmarks/encoder.py, on a GPU",
     "long_texts.csv": "benchmarks/long_texts.py, an hour",
     "pretraining.csv": "benchmarks/pretraining.py --device cpu --batch 8 --no_optimizer, 17 GB of memory",
     "recipes.csv": "benchmarks/ablations.py recipes, an hour",
