@@ -350,8 +350,12 @@ attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward
 class AttentionInTiles(torch.autograd.Function):
     """The operator with the same gradients; its own autograd reads the schema in each call, which takes longer."""
 
-    forward = staticmethod(lambda *arguments: attention_in_tiles(*arguments))
-    setup_context = staticmethod(_save_for_backward)
+    @staticmethod
+    def forward(ctx, *arguments):  # a `setup_context` would have its arguments bound by name in each call
+        output = attention_in_tiles(*arguments)
+        _save_for_backward(ctx, arguments, output)
+        return output
+
     backward = staticmethod(_backward)
 
 
