@@ -40,8 +40,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hf_deberta
-from hf_deberta.commands.bench import time_interleaved
 from hf_deberta.engines.onednn import prefers_onednn
+from hf_deberta.gpu_check import time_interleaved
 from hf_deberta.model.attention import AUTO, BACKENDS
 from hf_deberta.pretraining.throughput import peak_operations, training_operations
 

@@ -28,7 +28,7 @@ from encoder import in_tree_config
 from timing import in_new_process, peak, record, report_failure, require_ours, start_counting, synchronize
 
 import hf_deberta
-from hf_deberta.commands.bench import time_interleaved
+from hf_deberta.gpu_check import time_interleaved
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 from hf_deberta.pretraining.throughput import peak_operations, rtd_training_operations, training_operations
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 from timing import record
 
-from hf_deberta.commands.bench import time_interleaved
+from hf_deberta.gpu_check import time_interleaved
 from hf_deberta.scoring import ScoreSettings, TextClassifier, score_file
 
 WORDS = ["the", "man", "is", "on", "a", "dog", "and", "in", "of", "to", "not", "with"]

@@ -7,10 +7,12 @@ It shows what `attn_implementation="auto"` decides here, with the check that it 
 """
 
 import argparse
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -28,7 +30,7 @@ TABLE = (512, 256)  # positions and buckets of v2 and v3
 HEADER = ("dtype", "head size", "mode", "check", "shape", "sdpa ms", "triton ms", "choice")
 WIDTHS = (8, 9, 9, 6, 7, 9, 9, 6)
 PASSED, FAILED, UNSUPPORTED = "passed", "FAILED", "-"
-TURNS, TIMED_CALLS = 5, 5  # of each backend, and in a turn; the first turn compiles and is not counted
+TURNS = 20  # of each backend
 Row = tuple[str, ...]
 
 
@@ -103,18 +105,18 @@ def check_kernel(kernel: KernelVariant) -> tuple[str, str | None]:
 def time_shape(kernel: KernelVariant, check: str, batch: int, heads: int, tokens: int) -> tuple[Row, list[str]]:
     """A row of the table, and why a backend has no time in it."""
     shape, mode = f"{batch}x{tokens}", "training" if kernel.training else "inference"
-    times: dict[str, list[float]] = {backend: [] for backend in ("sdpa", "triton")}
-    failures = {"triton": ""} if check == UNSUPPORTED else {}
-    for _ in range(TURNS):
-        for backend in [name for name in times if name not in failures]:
-            try:
-                times[backend].append(milliseconds(make_step(backend, kernel, batch, heads, tokens), kernel.device))
-            except Exception as error:  # out of memory, of a launch, ...: whatever a device may answer
-                failures[backend] = f"{kernel}, {shape}: {backend} failed: {failure_of(error).message}"
-    numbers = ("-" if name in failures else f"{median(values[1:]):.3f}" for name, values in times.items())
+    steps, failures = {}, []
+    for backend in ("sdpa",) if check == UNSUPPORTED else ("sdpa", "triton"):
+        try:
+            step = make_step(backend, kernel, batch, heads, tokens)
+            step()  # compiles
+            steps[backend] = step
+        except Exception as error:  # out of memory, of a launch, ...: whatever a device may answer
+            failures.append(f"{kernel}, {shape}: {backend} failed: {failure_of(error).message}")
+    times = time_interleaved(steps, TURNS, kernel.device)
+    numbers = (f"{times[name]:.3f}" if name in times else "-" for name in ("sdpa", "triton"))
     choice = "triton" if check == PASSED and kernel.dtype in CHOSEN_DTYPES else "sdpa"
-    row = (kernel.precision, str(kernel.head_size), mode, check, shape, *numbers, choice)
-    return row, [reason for reason in failures.values() if reason]
+    return (kernel.precision, str(kernel.head_size), mode, check, shape, *numbers, choice), failures
 
 
 def make_call(kernel: KernelVariant, batch: int, heads: int, tokens: int) -> tuple:
@@ -142,16 +144,27 @@ def make_step(backend: str, kernel: KernelVariant, batch: int, heads: int, token
     return step
 
 
-def milliseconds(step: Callable[[], None], device: torch.device) -> float:
-    """Median time of steps that are queued one after another, as layers are."""
-    with torch.cuda.device(device):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED_CALLS + 1)]
-        events[0].record()
-        for event in events[1:]:
-            step()
-            event.record()
-        events[-1].synchronize()
-    return median(start.elapsed_time(end) for start, end in pairwise(events))
+def time_interleaved(calls: Mapping[str, Callable[[], Any]], turns: int, device: torch.device) -> dict[str, float]:
+    """Return the median milliseconds of each peer; peers take turns, and the first turn is not counted.
+
+    A turn is two calls, and the second counts: threads of one runtime keep cores busy while the next peer begins.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(turns + 1):
+        for name, call in calls.items():
+            call()
+            wait(device)
+            start = time.perf_counter()
+            call()
+            wait(device)
+            if turn:
+                times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: median(values) for name, values in times.items()}
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def print_row(row: Row) -> None:

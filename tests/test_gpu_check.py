@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 import torch
@@ -34,17 +33,15 @@ def gpu(monkeypatch):
         monkeypatch.setitem(BACKENDS, "triton", Backend(BACKENDS["triton"].attend, lambda *call: unsupported))
         monkeypatch.setattr(gpu_check, "find_fault", lambda kernel: (faults or {}).get(kernel.precision))
         monkeypatch.setattr(gpu_check, "kernel_fault", lambda device, dtype: loss_fault)
-        turns = Counter()
         results = {"sdpa": 2.0, "triton": 1.0, **(times or {})}
 
-        def milliseconds(backend, device):
+        def make_step(backend, *_):
             if isinstance(results[backend], Exception):
                 raise results[backend]
-            turns.update([backend])
-            return 100.0 if turns[backend] % gpu_check.TURNS == 1 else results[backend]  # the first turn compiles
+            return lambda: None
 
-        monkeypatch.setattr(gpu_check, "make_step", lambda backend, *_: backend)
-        monkeypatch.setattr(gpu_check, "milliseconds", milliseconds)
+        monkeypatch.setattr(gpu_check, "make_step", make_step)
+        monkeypatch.setattr(gpu_check, "time_interleaved", lambda steps, *_: {name: results[name] for name in steps})
         status = main(["gpu-check", *arguments])
         first, header, *lines = capsys.readouterr().out.splitlines()
         assert "Some GPU" in first and header.startswith("dtype")

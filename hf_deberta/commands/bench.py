@@ -5,10 +5,7 @@ Peers take turns, medians are reported, and hidden states are compared. Inputs a
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable, Mapping
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -17,7 +14,7 @@ from transformers import AutoModel
 
 from hf_deberta import HfDebertaConfig, HfDebertaModel, export_to_transformers, optimize
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, checkpoint_errors, is_preset, read_fields
-from hf_deberta.gpu_check import current_gpu, parse_shape, parse_size
+from hf_deberta.gpu_check import current_gpu, parse_shape, parse_size, time_interleaved
 
 SHAPES = ("1x32", "8x128")
 THEIRS = "Transformers"
@@ -93,26 +90,3 @@ def training_step(model: Any, ids: torch.Tensor) -> None:
 def largest_difference(states: list[torch.Tensor]) -> float:
     """The largest difference of hidden states from those of the first peer."""
     return max((other.float() - states[0].float()).abs().max().item() for other in states[1:])
-
-
-def time_interleaved(calls: Mapping[str, Callable[[], Any]], turns: int, device: torch.device) -> dict[str, float]:
-    """Return the median milliseconds of each peer; peers take turns, and the first turn is not counted.
-
-    A turn is two calls, and the second counts: threads of one runtime keep cores busy while the next peer begins.
-    """
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(turns + 1):
-        for name, call in calls.items():
-            call()
-            wait(device)
-            start = time.perf_counter()
-            call()
-            wait(device)
-            if turn:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: median(values) for name, values in times.items()}
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
