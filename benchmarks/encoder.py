@@ -62,13 +62,8 @@ def in_tree_config(config: hf_deberta.HfDebertaConfig) -> transformers.DebertaV2
     return transformers.DebertaV2Config.from_dict(fields, legacy=False)
 
 
-def make_model(peer: str, classify: bool, preset: str = "v3-base", device: str = "cpu") -> Any:
+def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
     """Return the model of a peer, whose name has no addition; those of DeBERTa have equal weights on each device."""
-    with torch.device(device):  # drawing random weights on a CPU takes longer than timing the model on a GPU
-        return make_model_here(peer, classify, preset)
-
-
-def make_model_here(peer: str, classify: bool, preset: str) -> Any:
     torch.manual_seed(0)
     config = hf_deberta.HfDebertaConfig.from_preset(preset, **SIZES)
     kind = "ForSequenceClassification" if classify else "Model"
@@ -237,7 +232,8 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
     if inputs["input_ids"].shape[1] > 512:
         return {}
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-    in_tree = make_model("in-tree", case == "mnli", preset, real.device.type).eval()
+    with real.device:
+        in_tree = make_model("in-tree", case == "mnli", preset).eval()
     expected = in_tree(**inputs_of("in-tree", inputs))[0]
     result = {}
     for peer, model in models.items():
@@ -261,7 +257,8 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
     steps: dict[str, Callable[[], None]] = {}
     for peer in args.peers:
         with report_failure(f"{peer} at {case}"):
-            model = make_model(split_name(peer)[0], case == "mnli", args.preset, args.device)
+            with torch.device(args.device):  # on a CPU random weights take longer than the times of a GPU
+                model = make_model(split_name(peer)[0], case == "mnli", args.preset)
             model = prepare(peer, model, inputs, args, graphs)
             call = make_step(peer, model, inputs, labels, args.mode)
             call()

@@ -13,6 +13,7 @@ from statistics import mean, stdev
 
 RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  # folder of the result files
 AMD = "AMD EPYC, 2 threads"  # Zen 5
+GPU = "NVIDIA H100 80GB HBM3"
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
     "disentangled-flash": "disentangled-flash",
@@ -40,7 +41,7 @@ GPU_PEERS = {  # name in the csv -> heading of the column
     "ours sdpa": "hf_deberta, sdpa",
     "ours triton": "hf_deberta, triton",
 }
-GPU_CASES = ("8x128", "mnli", "32x512", "4x2048")
+GPU_CASES = {"8x128": "8 x 128", "mnli": "32 sentence pairs", "32x512": "32 x 512", "4x2048": "4 x 2048"}
 README_CASES = {  # (type, mode, case) -> label of the row
     ("float32", "forward", "1x32"): "1 row of 32 tokens",
     ("float32", "forward", "8x128"): "8 rows of 128 tokens, no padding",
@@ -190,19 +191,19 @@ def label_table() -> str:
 
 
 def gpu_table() -> str:
-    """Milliseconds of each peer and case on a GPU."""
-    times = {(row["mode"], row["case"], row["peer"]): row for row in read_rows(RESULTS / "encoder.csv") if on_gpu(row)}
+    """Milliseconds of each peer and case on the GPU."""
+    times = {
+        (row["mode"], row["case"], row["peer"]): row["milliseconds"]
+        for row in read_rows(RESULTS / "encoder.csv")
+        if (row["machine"], row["dtype"], row["preset"]) == (GPU, "bfloat16", "v3-base")
+    }
     rows = [
-        [label if case == "mnli" else label.replace("32 sentence pairs", case.replace("x", " x ")), *cells]
-        for mode, label in (("forward", "32 sentence pairs"), ("training", "training step, 32 sentence pairs"))
-        for case in GPU_CASES
-        if any(cells := [times.get((mode, case, peer), {}).get("milliseconds", "") for peer in GPU_PEERS])
+        [prefix + label, *(times.get((mode, case, peer), "-") for peer in GPU_PEERS)]
+        for mode, prefix in (("forward", ""), ("training", "training step, "))
+        for case, label in GPU_CASES.items()
+        if (mode, case, "in-tree") in times
     ]
-    return markdown(["milliseconds", *GPU_PEERS.values()], [[cell or "-" for cell in row] for row in rows])
-
-
-def on_gpu(row: dict[str, str]) -> bool:
-    return (row["device"], row["dtype"], row["preset"]) == ("cuda", "bfloat16", "v3-base")
+    return markdown(["milliseconds", *GPU_PEERS.values()], rows)
 
 
 def readme_table() -> str:

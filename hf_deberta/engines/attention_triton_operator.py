@@ -360,7 +360,7 @@ class AttentionInTiles(torch.autograd.Function):
 
 
 def in_graph_or_transform() -> bool:
-    """True where only the operator itself can be recorded or transformed."""
+    """True where only the operator itself can be recorded or transformed; without the package, for the Hub's kernel."""
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return in_graph or torch._C._functorch.peek_interpreter_stack() is not None
 
