@@ -214,10 +214,11 @@ def measure(args: argparse.Namespace, run: dict[str, str]) -> dict[str, str]:
 def table() -> str:
     """Return mean values, and the deviation over several seeds, by length."""
     lines = []
-    for key, rows in sorted(grouped(read_rows(RESULTS / "long_texts.csv"), ("task", "checkpoint", "reading")).items()):
+    by = ("task", "checkpoint", "reading", "setting")
+    for key, rows in sorted(grouped(read_rows(RESULTS / "long_texts.csv"), by).items()):
         values = [[float(row["value"]) for row in rows if row["tokens"] == str(length)] for length in TEXTS]
         cells = [mean_and_deviation(each, digits=2) if each else "-" for each in values]
-        lines.append([f"{key[0]}, {METRICS[key[0]]}", *key[1:], str(max(map(len, values))), *cells])
+        lines.append([f"{key[0]}, {METRICS[key[0]]}", *key[1:3], str(max(map(len, values))), *cells])
     return markdown(["task", "checkpoint", "read as", "seeds", *map(str, TEXTS)], lines, 3)
 
 

@@ -296,8 +296,9 @@ def test_graphs_and_transforms_have_the_operator():
     saved.seek(0)
     with torch.no_grad():
         assert torch.equal(torch.jit.load(saved)(*states), expected)
-        mapped = torch.vmap(attention, in_dims=(0, *[None] * 4))(torch.stack([states[0], 2 * states[0]]), *states[1:])
-    torch.testing.assert_close(mapped[0], expected)
+        queries = torch.stack([states[0], 2 * states[0]])
+        mapped = torch.vmap(attention, in_dims=(0, *[None] * 4))(queries, *states[1:])
+        torch.testing.assert_close(mapped, torch.stack([attention(query, *states[1:]) for query in queries]))
 
 
 @interpreted
