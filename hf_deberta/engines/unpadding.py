@@ -22,16 +22,18 @@ COST_OF_EXTRA_CALLS = 1e8  # of attention per length of documents, in operations
 # for attention: 4 more launches per layer, 8 in training. At 600 TFLOP/s, 2e9 operations take 3 us, as a launch does.
 MIN_PADDING_FRACTION_ON_DEVICES = 1 / 8
 COST_OF_EXTRA_LAUNCHES = 1e10
+TOKEN_BUCKETS = 8  # `round_up` gives so many numbers between a power of two and the next
 
 
 @dataclass(frozen=True)
 class Unpadding:
     """The position of each token of the row in the batch."""
 
-    index: torch.Tensor  # [total], into B x N
+    index: torch.Tensor  # [total], into B x N; for tokens beyond the real ones, of padding
     cu_seqlens: torch.Tensor  # [documents + 1], boundaries of the documents in the row
     shape: tuple[int, int]  # B, N
     lengths: tuple[int, ...] | None = None  # of the documents, ascending; None if they are the rows of the batch
+    is_real: torch.Tensor | None = None  # [total], False for tokens beyond the real ones; None if there are none
 
     @property
     def longest(self) -> int:
@@ -41,7 +43,7 @@ class Unpadding:
     def first_token_positions(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of the batch's first tokens in the row, ascending, and the batch row of each."""
         if self.lengths is None:
-            return self.cu_seqlens[:-1].long(), torch.arange(self.shape[0], device=self.index.device)
+            return self.cu_seqlens[: self.shape[0]].long(), torch.arange(self.shape[0], device=self.index.device)
         positions = (self.index % self.shape[1] == 0).nonzero()[:, 0]
         return positions, self.index[positions] // self.shape[1]
 
@@ -60,8 +62,12 @@ class UnpaddedLayout(BatchLayout):
     def scatter(self, states: torch.Tensor) -> torch.Tensor:
         """Return the states of a row [1, total, ...] as a batch [B, N, ...], with zeros at padding."""
         batch, tokens = self.unpadding.shape
-        empty = states.new_zeros(batch * tokens, *states.shape[2:])
-        return empty.index_copy(0, self.unpadding.index.to(states.device), states[0]).unflatten(0, (batch, tokens))
+        index, is_real = self.unpadding.index, self.unpadding.is_real
+        if is_real is not None:  # the others go to one more row, which is dropped
+            index = torch.where(is_real, index, batch * tokens)
+        empty = states.new_zeros(batch * tokens + (is_real is not None), *states.shape[2:])
+        filled = empty.index_copy(0, index.to(states.device), states[0])
+        return filled[: batch * tokens].unflatten(0, (batch, tokens))
 
     def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
         positions = self.gather(self.padded.absolute_positions().expand(self.unpadding.shape))
@@ -178,7 +184,8 @@ def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
 def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int, width: int) -> Unpadding | None:
     """Return the `Unpadding` of right-padded rows with at least one token each, `real` tokens in all.
 
-    Their lengths are not read, so that nothing waits for the device. None if unpadding saves too little at this width.
+    Their lengths are not read, so that nothing waits for the device. The number may be that of `round_up`: the tokens
+    beyond the real ones are padding, in documents of their own. None if unpadding saves too little at this width.
     """
     batch, tokens = token_mask.shape
     padding = batch * tokens - real
@@ -187,12 +194,31 @@ def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int, width: int) -
         or dense_operations(padding, width) < COST_OF_EXTRA_LAUNCHES
     ):
         return None
-    ends = token_mask.sum(1).cumsum(0)
-    cu_seqlens = torch.nn.functional.pad(ends, (1, 0)).int()
-    position = torch.arange(real, device=token_mask.device)
-    row = torch.searchsorted(ends, position, right=True).clamp(max=batch - 1)  # a wrong number must not index outside
-    index = row * tokens + position - cu_seqlens[row]
-    return Unpadding(index.clamp(max=batch * tokens - 1), cu_seqlens, (batch, tokens))
+    lengths = token_mask.sum(1)
+    ends = lengths.cumsum(0)
+    # no document is longer than a row
+    others = ends[-1] + tokens * torch.arange(1, -(-real // TOKEN_BUCKETS // tokens) + 1, device=ends.device)
+    cu_seqlens = torch.nn.functional.pad(torch.cat([ends, others.clamp(max=real)]), (1, 0)).int()
+    position = torch.arange(real, device=ends.device)
+    is_real = position < ends[-1]
+    row = torch.searchsorted(ends, position, right=True).clamp(max=batch - 1)
+    padding = lengths.argmin() * tokens + tokens - 1
+    return Unpadding(
+        torch.where(is_real, row * tokens + position - cu_seqlens[row], padding),
+        cu_seqlens,
+        (batch, tokens),
+        is_real=is_real,
+    )
+
+
+def round_up(tokens: int) -> int:
+    """Return the next of a few numbers of tokens, at most an eighth more: batches then have few different sizes.
+
+    >>> round_up(1250), round_up(1281)
+    (1280, 1408)
+    """
+    step = max(1, 2 ** (tokens - 1).bit_length() // 2 // TOKEN_BUCKETS)
+    return -(-tokens // step) * step
 
 
 def unpadding_of_documents(documents: torch.Tensor) -> Unpadding:
@@ -217,12 +243,11 @@ def side_by_side(starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, 
 
 
 def check_number_of_tokens(mask: torch.Tensor, given: int | None) -> None:
-    """Raise a ValueError unless `num_real_tokens`, if given, is that of right-padded rows, none of them empty."""
+    """Raise a ValueError unless `num_real_tokens`, if given, fits right-padded rows, none of them empty."""
     if given is None:
         return
-    if int(mask.sum()) != given:
-        raise ValueError(
-            f"num_real_tokens is {given}, but attention_mask has {int(mask.sum())} real tokens; pass its sum"
-        )
+    real = int(mask.sum())
+    if not real <= given <= round_up(real):
+        raise ValueError(f"num_real_tokens is {given}, but attention_mask has {real} real tokens; pass its sum")
     if not mask[:, 0].all() or not is_right_padded(mask):
         raise ValueError("num_real_tokens is for rows padded on the right, none of them empty; leave it out")

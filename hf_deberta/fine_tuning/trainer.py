@@ -56,6 +56,9 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
+    def reason_against_graphs(self) -> str | None:
+        return "--sift" if self.sift is not None else super().reason_against_graphs()
+
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:

@@ -1,7 +1,7 @@
 """`Trainer` for masked, autoregressive and joint language modelling."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,7 @@ class LanguageModelTrainer(PretrainingTrainer):
         super().__init__(*args, **kwargs)
         if objective == "joint":
             self.require_one_gpu_per_process("both objectives")
-        self.correct: torch.Tensor | int = 0  # predictions since the last log
-        self.predicted: torch.Tensor | int = 0
+        self.counts = torch.zeros(2, dtype=torch.long, device=self.args.device)  # correct predictions, and all
 
     def inputs_per_loss(self, inputs: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
         """Return the model's inputs for each loss of the objective."""
@@ -58,8 +57,8 @@ class LanguageModelTrainer(PretrainingTrainer):
         labels = originals.masked_fill(originals.eq(self.model.config.pad_token_id), IGNORED)
         positions = inputs.get("position_ids", torch.arange(labels.shape[1], device=labels.device))
         labels = labels.masked_fill(positions == 0, IGNORED)  # the first token of a document is not predicted
-        causal = {name: value for name, value in inputs.items() if name != "max_predictions_per_row"}  # of other labels
-        return {"masked": masked, "causal": {**causal, "input_ids": originals, "labels": labels}}
+        most = {"max_predictions_per_row": labels.shape[1]}
+        return {"masked": masked, "causal": {**inputs, **most, "input_ids": originals, "labels": labels}}
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Count the labels of each loss: a tensor [2] for the joint objective."""
@@ -85,17 +84,18 @@ class LanguageModelTrainer(PretrainingTrainer):
             labels = predicted_labels(*next(iter(inputs_per_loss.items())))
             predicted = outputs.logits.argmax(-1)
         if STAND_IN not in inputs:
-            self.correct = self.correct + (predicted == labels).sum()
-            self.predicted = self.predicted + (labels != IGNORED).sum()
+            self.counts += torch.stack([(predicted == labels).sum(), (labels != IGNORED).sum()])
         return (loss, outputs) if return_outputs else loss
+
+    def step_statistics(self) -> Iterable[torch.Tensor]:
+        return (self.counts,)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             if self.objective != "joint":
                 logs["perplexity"] = perplexity(logs["loss"])
-            counts = torch.tensor([float(self.correct), float(self.predicted)], device=self.args.device)
-            correct, predicted = self.accelerator.reduce(counts, "sum").tolist()
-            self.correct = self.predicted = 0
+            correct, predicted = self.accelerator.reduce(self.counts.float(), "sum").tolist()
+            self.counts.zero_()
             if predicted:
                 logs[f"{LOSSES[self.objective][0]}_accuracy"] = correct / predicted
         super().log(logs, start_time)

@@ -1,5 +1,6 @@
 """`Trainer` for replaced token detection."""
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,15 @@ class RtdTrainer(PretrainingTrainer):
     ):
         if decoupled and args is not None and args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True
+        self.decoupled = decoupled
         super().__init__(model, args, *arguments, **kwargs)
         self.require_one_gpu_per_process("a pair")
         if decoupled and self.is_deepspeed_enabled:
             raise InputError("--decoupled steps the optimizer twice, which DeepSpeed's engine cannot: leave it out")
-        self.decoupled = decoupled
         self.warned = False  # that the discriminator finds nothing
         self.discriminator_inputs: list[dict[str, Any]] = []  # of this step, if decoupled
-        self.sums: dict[bool, dict[str, Any]] = {True: {}, False: {}}  # statistics of training and of evaluation
+        # statistics of training and of evaluation
+        self.sums: dict[bool, dict[str, torch.Tensor]] = {True: {}, False: {}}
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | None:
         """Count masked tokens and real tokens [2] of all micro-batches and processes."""
@@ -88,11 +90,19 @@ class RtdTrainer(PretrainingTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         sums = self.sums[model.training]
         for name, value in outputs.statistics.items():
-            sums[name] = sums.get(name, 0) + (0 * value if STAND_IN in inputs else value)
+            if name not in sums:
+                sums[name] = torch.zeros_like(value)
+            sums[name] += 0 * value if STAND_IN in inputs else value
         if inputs.get("only") == "generator":
             generated = {"only": "discriminator", "replaced_ids": outputs.replaced_ids}
             self.discriminator_inputs.append({**inputs, **generated})
         return (loss, outputs) if return_outputs else loss
+
+    def step_statistics(self) -> Iterable[torch.Tensor]:
+        return self.sums[True].values()
+
+    def reason_against_graphs(self) -> str | None:
+        return "--decoupled" if self.decoupled else super().reason_against_graphs()
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         if not self.decoupled:
@@ -168,8 +178,10 @@ class RtdTrainer(PretrainingTrainer):
 
     def _mean_statistics(self, training: bool) -> dict[str, float]:
         """Return means over the tokens of all processes since the last call."""
-        sums, self.sums[training] = self.sums[training], {}
+        sums = self.sums[training]
         if not sums:
             return {}
         values = torch.stack([value.float() for value in sums.values()])
+        for value in sums.values():
+            value.zero_()
         return mean_statistics(dict(zip(sums, self.accelerator.reduce(values, "sum").tolist(), strict=True)))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import Trainer
 
-from hf_deberta.engines.unpadding import is_right_padded
+from hf_deberta.engines.unpadding import is_right_padded, round_up
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 
 NUM_REAL_TOKENS = "num_real_tokens"
@@ -35,7 +35,9 @@ class RealTokensMixin(Trainer):
         is_input = isinstance(model, HfDebertaPreTrainedModel) or NUM_REAL_TOKENS in signature(model.forward).parameters
         one_collates_for_all = self.accelerator.dispatch_batches or isinstance(self.train_dataset, IterableDataset)
         if is_input and self.args.n_gpu <= 1 and not one_collates_for_all:
-            self.data_collator = CountingCollator(self.data_collator)
+            # a CUDA graph holds for one number
+            round_number = round_up if getattr(self, "uses_graphs", False) else int
+            self.data_collator = CountingCollator(self.data_collator, round_number)
 
 
 class CountingCollator:
@@ -46,14 +48,14 @@ class CountingCollator:
     5
     """
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
+    def __init__(self, collate: Callable[[list[Any]], Any], round_number: Callable[[int], int] = int) -> None:
+        self.collate, self.round_number = collate, round_number
 
     def __call__(self, rows: list[Any]) -> Any:
         batch = self.collate(rows)
         number = count_real_tokens(batch.get("attention_mask"))
         if number is not None:
-            batch[NUM_REAL_TOKENS] = number
+            batch[NUM_REAL_TOKENS] = self.round_number(number)
         return batch
 
 

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pyarrow
 import torch
@@ -90,6 +90,10 @@ class RunArguments(TrainingArguments):
         "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
         "from that checkpoint each time the command is run.",
     )
+    cuda_graphs: Literal["auto", "true", "false"] = flag(
+        "auto",
+        "Replay the steps of one GPU as CUDA graphs, which do not wait for Python. auto: if nothing prevents it.",
+    )
     # those of IDENTIFYING_FLAGS that do not identify a run of this kind
     not_identifying: ClassVar[tuple[str, ...]] = ()
 
@@ -97,6 +101,8 @@ class RunArguments(TrainingArguments):
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
         if self.use_cpu or not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # torch warns that it has no effect
+        elif self.dataloader_pin_memory and self.accelerator_config is None:
+            self.accelerator_config = {"non_blocking": True}  # otherwise each copy waits until the GPU is idle
         super().__post_init__()
         if self.do_train and self.max_steps < 1 and not (self.max_steps == -1 and self.num_train_epochs > 0):
             raise InputError(

@@ -24,6 +24,7 @@ from hf_deberta.training.checkpoints import (
 )
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.finite_values import FiniteValuesMixin
+from hf_deberta.training.graphed_steps import GraphedStepsMixin
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.real_tokens import RealTokensMixin
 from hf_deberta.training.row_order import EpochSampler, SetEpochCallback
@@ -33,7 +34,7 @@ from hf_deberta.training.uneven_batches import UnevenBatchesMixin
 logger = logging.get_logger(__name__)
 
 
-class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicCheckpointsMixin):
+class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicCheckpointsMixin, GraphedStepsMixin):
     """`Trainer` with whole and finite checkpoints, a row order that resumes exactly, and one run in a folder.
 
     A subclass says what identifies its run (`identifying_settings`) and in which order it reads rows

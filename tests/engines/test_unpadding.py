@@ -9,10 +9,16 @@ from hf_deberta import (
     HfDebertaForMaskedLM,
     HfDebertaForMultipleChoice,
     HfDebertaForSequenceClassification,
+    HfDebertaForTokenClassification,
     HfDebertaModel,
 )
 from hf_deberta.engines import attention_sdpa, unpadding
-from hf_deberta.engines.unpadding import unpadding_of_counted_mask, unpadding_of_documents, unpadding_of_mask
+from hf_deberta.engines.unpadding import (
+    round_up,
+    unpadding_of_counted_mask,
+    unpadding_of_documents,
+    unpadding_of_mask,
+)
 from hf_deberta.model.batch_layout import BatchLayout
 
 REAL_COSTS = unpadding.COST_OF_EXTRA_CALLS, unpadding.COST_OF_EXTRA_LAUNCHES
@@ -28,7 +34,7 @@ def test_real_tokens_in_a_row():
     assert read.longest == counted.longest == 4 and read.shape == counted.shape == (4, 4)
     assert read.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
     assert counted.index.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10, 12, 13]
-    assert read.cu_seqlens.tolist() == [0, 2, 4, 7, 11] and counted.cu_seqlens.tolist() == [0, 4, 6, 9, 11]
+    assert read.cu_seqlens.tolist() == [0, 2, 4, 7, 11] and counted.cu_seqlens.tolist() == [0, 4, 6, 9, 11, 11]
     assert [part.tolist() for part in read.first_token_positions()] == [[0, 2, 4, 7], [1, 3, 2, 0]]
     assert [part.tolist() for part in counted.first_token_positions()] == [[0, 4, 6, 9], [0, 1, 2, 3]]
     assert unpadding_of_counted_mask(lengths_mask(8, 7), 15, 768) is None  # too little padding
@@ -150,6 +156,28 @@ def test_losses_and_predictions_of_labels_are_in_the_order_of_the_batch(mask_is)
     found, expected = (tiny_model(HfDebertaForMaskedLM, unpad_inputs=unpad)(**inputs) for unpad in (True, False))
     torch.testing.assert_close(found.losses, expected.losses)
     assert torch.equal(found.predictions, expected.predictions) and found.predictions.unique().numel() > 1
+
+
+@pytest.mark.parametrize(
+    "model_class", [HfDebertaModel, HfDebertaForMaskedLM, HfDebertaForTokenClassification], ids=name_of
+)
+def test_more_tokens_than_are_real(model_class, mask_is, monkeypatch):
+    """A rounded number, which CUDA graphs need: the tokens beyond the real ones change nothing."""
+    monkeypatch.setattr(unpadding, "TOKEN_BUCKETS", 1)
+    inputs = tiny_inputs((12, 2, 1, 1, 1))
+    inputs = with_labels(model_class, inputs) if model_class is not HfDebertaModel else inputs
+    assert round_up(17) == 32  # more than a row
+    results = []
+    for number in (17, 32):
+        model = tiny_model(model_class, sparse_prediction=False)
+        results.append(first_tensor(model(**inputs, num_real_tokens=number)))
+        results[-1].sum().backward()
+        results[-1] = results[-1], [weight.grad for weight in model.parameters()]
+    torch.testing.assert_close(*results)
+    if model_class is HfDebertaModel:
+        assert not results[1][0][inputs["attention_mask"] == 0].any()
+    if mask_is != "read":
+        assert rows_seen(model, **inputs, num_real_tokens=32)[0] == (1, 32)
 
 
 def test_packed_rows():

@@ -1,0 +1,290 @@
+"""Replay training steps as CUDA graphs: Python starts a step with one call, and the GPU does not wait for it.
+
+    class GraphedTrainer(GraphedStepsMixin, Trainer): ...
+    GraphedTrainer(model, arguments, ...).train()
+
+A graph holds the kernels of one micro-batch, forward and backward, with their sizes and addresses. So there is a graph
+for each combination of shapes, inputs and gradients have fixed addresses, and whatever Python decides is decided once.
+Clipping, optimizer, schedule and logging run as before. docs/gpu.md names what a graph cannot hold.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils import recursively_apply
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer
+from transformers.utils import logging
+
+from hf_deberta.engines.guards import PLAIN_TENSORS, has_global_hooks_or_modes, hooks
+
+WARMUP_CALLS = 2  # for each combination of shapes, they run eagerly: they compile kernels and fill caches
+MAX_GRAPHS = 32
+# of loss and gradient norm: cuBLAS may choose other kernels in a graph, and some gradients are summed in any order
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+
+logger = logging.get_logger(__name__)
+
+
+class Graph(NamedTuple):
+    """The captured step of one combination of shapes."""
+
+    replay: Callable[[], None]
+    inputs: dict[str, torch.Tensor]  # which it reads
+    outputs: Any  # which it overwrites
+    gradients: list[tuple[nn.Parameter, torch.Tensor]]  # to which it adds
+
+
+class GraphedSteps:
+    """A step that is replayed as a CUDA graph from its third call with inputs of the same shapes on.
+
+    Before that, the graph must compute what the step computes: if outputs or the norm of gradients differ, or if the
+    step cannot be captured, all steps run eagerly, and a warning gives the reason. Gradients add up as in eager steps.
+    Weights may change in place; other weights mean new graphs.
+
+    >>> step = GraphedSteps(model, compute)  # compute(inputs) runs forward and backward, and returns the loss
+    >>> for batch in loader:
+    ...     loss = step(batch)
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+
+    Args:
+        step: takes a dictionary of tensors and numbers, and returns tensors.
+        dtype: of the products in the step, for the tolerance of the check; by default that of the weights.
+        statistics: returns further tensors that the step changes in place.
+        pool: memory that these graphs share with others.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Callable[[dict[str, Any]], Any],
+        dtype: torch.dtype | None = None,
+        statistics: Callable[[], Iterable[torch.Tensor]] = tuple,
+        pool: Any = None,
+    ) -> None:
+        weight = next(model.parameters())
+        self.model, self.step, self.statistics, self.device = model, step, statistics, weight.device
+        self.tolerance = TOLERANCES.get(dtype or weight.dtype, max(TOLERANCES.values()))
+        self.pool = torch.cuda.graph_pool_handle() if pool is None and weight.is_cuda else pool
+        self.reason: str | None = None  # why all steps run eagerly
+        self.weights: list[tuple[int, bool]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all graphs."""
+        self.graphs: dict[Any, Graph] = {}
+        self.calls: Counter[Any] = Counter()
+        self.gradients: dict[nn.Parameter, torch.Tensor] = {}  # shared by all graphs
+
+    def __call__(self, inputs: dict[str, Any]) -> Any:
+        if self.reason is not None or not self._is_ready():
+            return self.step(inputs)
+        key = tuple(
+            (name, (value.shape, value.dtype) if torch.is_tensor(value) else value) for name, value in inputs.items()
+        )
+        self.calls[key] += 1
+        if key not in self.graphs and self.calls[key] > WARMUP_CALLS and len(self.graphs) < MAX_GRAPHS:
+            self._try_to_capture(key, inputs)
+        return self._replay(self.graphs[key], inputs) if key in self.graphs else self.step(inputs)
+
+    def _is_ready(self) -> bool:
+        """Return whether the model may be captured; drop the graphs of other weights."""
+        weights = [
+            (weight.data_ptr(), weight.requires_grad) for weight in (*self.model.parameters(), *self.model.buffers())
+        ]
+        if weights != self.weights:
+            self.forget()
+            self.weights = weights
+        self._stop(reason_against(self.model))
+        return self.reason is None
+
+    def _stop(self, reason: str | None) -> None:
+        if reason is not None:
+            self.reason = reason
+            self.forget()
+            logger.warning(f"steps run without CUDA graphs: {reason}")
+
+    def _replay(self, graph: Graph, inputs: dict[str, Any]) -> Any:
+        for name, fixed in graph.inputs.items():
+            fixed.copy_(inputs[name], non_blocking=True)
+        unset = [fixed for weight, fixed in graph.gradients if weight.grad is None]
+        if unset:
+            torch._foreach_zero_(unset)
+        for weight, fixed in graph.gradients:
+            if weight.grad is not None and weight.grad is not fixed:  # of an eager step
+                fixed.copy_(weight.grad)
+            weight.grad = fixed
+        graph.replay()
+        return recursively_apply(torch.clone, graph.outputs)
+
+    def _try_to_capture(self, key: Any, inputs: dict[str, Any]) -> None:
+        """Add a graph if it computes what the step computes; otherwise say why not. Gradients stay as they are."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        restore = self._save()
+        try:
+            with torch.random.fork_rng(devices):
+                expected = self._results(self.step(inputs))
+            if not all(bool(result.isfinite().all()) for result in expected):
+                return  # fp16 looks for its scale
+            fixed = {name: value.to(self.device, copy=True) for name, value in inputs.items() if torch.is_tensor(value)}
+            trained = [weight for weight in self.model.parameters() if weight.grad is not None]
+            gradients = [(weight, self.gradients.setdefault(weight, weight.grad)) for weight in trained]
+            for weight, gradient in gradients:
+                weight.grad = gradient
+            replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool)
+            graph = Graph(replay, fixed, outputs, gradients)
+            restore()
+            with torch.random.fork_rng(devices):
+                found = self._results(self._replay(graph, inputs))
+            error = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
+            if error <= self.tolerance:
+                self.graphs[key] = graph
+            else:
+                self._stop(f"the first replay differs from the eager step by {error:.1e} of its value")
+        except Exception as error:  # of capturing: whatever the model or the device may answer
+            self._stop(f"a step cannot be captured, {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        finally:
+            restore()
+
+    def _results(self, outputs: Any) -> list[torch.Tensor]:
+        """Return the outputs, and the norm of all gradients."""
+        gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
+        results = [output.detach().float() for output in tensors_in(outputs) if output.is_floating_point()]
+        return [*results, nn.utils.get_total_norm(gradients)]
+
+    def _save(self) -> Callable[[], None]:
+        """Return a function that restores gradients and statistics."""
+        weights = [(weight, weight.grad) for weight in self.model.parameters()]
+        changed = [gradient for _, gradient in weights if gradient is not None]
+        changed += [*self.statistics(), *self.model.buffers()]
+        copies = [tensor.clone() for tensor in changed]
+
+        @torch.no_grad()
+        def restore() -> None:
+            for weight, gradient in weights:
+                weight.grad = gradient
+            for tensor, copy in zip(changed, copies, strict=True):
+                tensor.copy_(copy)
+
+        return restore
+
+
+def has_graphs(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def capture(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:
+    """Return what replays the kernels of a call, and the call's results, which each replay overwrites."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads load data
+        outputs = call()
+    return graph.replay, outputs
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    difference = (found - expected).norm()
+    return float(difference / expected.norm()) if difference != 0 else 0.0
+
+
+def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:
+    if torch.is_tensor(outputs):
+        yield outputs
+    elif isinstance(outputs, dict | list | tuple):
+        for value in outputs.values() if isinstance(outputs, dict) else outputs:
+            yield from tensors_in(value)
+
+
+def reason_against(model: nn.Module) -> str | None:
+    """Return what a graph of this model would leave out, or None."""
+    if torch.is_anomaly_enabled():
+        return "anomaly detection is on"
+    if isinstance(model, DistributedDataParallel):
+        return "DistributedDataParallel exchanges gradients"
+    if has_global_hooks_or_modes():
+        return "all modules are hooked, or a dispatch mode is active"
+    for module in model.modules():
+        if module.training and getattr(module, "gradient_checkpointing", False):
+            return "gradient checkpointing is on"
+        # those of Transformers return outputs of layers, or add noise, which a graph does too
+        functions = [function for kind in hooks(module) for function in kind.values()]
+        if not all(str(getattr(function, "__module__", "")).startswith("transformers.") for function in functions):
+            return f"{type(module).__name__} has a hook"
+        for weight in module._parameters.values():
+            if weight is not None and type(weight) not in PLAIN_TENSORS:
+                return f"{type(module).__name__} has a weight of type {type(weight).__name__}"
+            if weight is not None and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+                return f"a weight of {type(module).__name__} has a hook"
+    return None
+
+
+class GraphedStepsMixin(Trainer):
+    """Mixin for a `Trainer` whose steps on a GPU are replayed as CUDA graphs, in training, evaluation and prediction.
+
+    Let the collator pad to a multiple (`pad_to_multiple_of=64`): there are at most `MAX_GRAPHS` combinations of shapes.
+    An argument `cuda_graphs` of "false" switches graphs off. Put it before the other `Trainer` classes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.graphed: dict[str, GraphedSteps] = {}
+        reason = self.reason_against_graphs()
+        self.uses_graphs = has_graphs(self.args.device) and getattr(self.args, "cuda_graphs", "true") != "false"
+        if self.uses_graphs and reason is not None:
+            self.uses_graphs = False
+            logger.warning(f"steps run without CUDA graphs: {reason}")
+
+    def reason_against_graphs(self) -> str | None:
+        """Return what in this trainer a graph would leave out, or None."""
+        args = self.args
+        reasons = {
+            "there are several GPUs": args.world_size > 1 or args.n_gpu > 1,
+            "DeepSpeed or FSDP computes the gradients": self.is_deepspeed_enabled or self.is_fsdp_enabled,
+            "--torch_compile": args.torch_compile,
+            "--torch_empty_cache_steps": args.torch_empty_cache_steps is not None,
+        }
+        return next((reason for reason, applies in reasons.items() if applies), None)
+
+    def step_statistics(self) -> Iterable[torch.Tensor]:
+        """Return tensors that `compute_loss` changes in place, beside gradients: whatever else it notes is lost."""
+        return ()
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        if not self.uses_graphs:
+            return super().training_step(model, inputs, num_items_in_batch)
+        if not model.training:
+            model.train()
+        if callable(train := getattr(self.optimizer, "train", None)):
+            train()
+        # Trainer divides the loss by their number, unless the model takes that of items
+        micro_batches = getattr(self, "current_gradient_accumulation_steps", 1)
+        values = {**inputs, "num_items_in_batch": num_items_in_batch, "micro_batches": micro_batches}
+        return self._graphed("training", model, self._train)(values)
+
+    def _train(self, values: dict[str, Any], model: Any) -> torch.Tensor:
+        inputs = {name: value for name, value in values.items() if name not in ("num_items_in_batch", "micro_batches")}
+        return super().training_step(model, inputs, values["num_items_in_batch"])
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        if not self.uses_graphs or model.training:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        values = {**inputs, "loss_only": prediction_loss_only, "ignored": ignore_keys and tuple(ignore_keys)}
+        return self._graphed("evaluation", model, self._predict)(values)
+
+    def _predict(self, values: dict[str, Any], model: Any) -> tuple[torch.Tensor | None, Any, Any]:
+        inputs = {name: value for name, value in values.items() if name not in ("loss_only", "ignored")}
+        ignored = values["ignored"] and [*values["ignored"]]
+        return super().prediction_step(model, inputs, values["loss_only"], ignored)
+
+    def _graphed(self, kind: str, model: Any, step: Callable[..., Any]) -> GraphedSteps:
+        if kind not in self.graphed or self.graphed[kind].model is not model:
+            dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+            pool = next((steps.pool for steps in self.graphed.values()), None)
+            self.graphed[kind] = GraphedSteps(model, partial(step, model=model), dtype, self.step_statistics, pool)
+        return self.graphed[kind]
