@@ -4,12 +4,17 @@
     python benchmarks/encoder.py --mode training --cases 8x128 mnli
     python benchmarks/encoder.py --dtype int8                 # bfloat16 and int8 print their difference from float32
     python benchmarks/encoder.py --device cuda --dtype bfloat16
+    python benchmarks/encoder.py --device cuda --dtype bfloat16 --mode step
 
 docs/benchmarks.md explains the peers of CPUs: in-tree, enabled, bert, disentangled-flash, "ours BACKEND", "ours
 optimized", "onnxruntime in-tree", "openvino in-tree|ours". GPUs also have modernbert and flashdeberta. After a comma a
-peer may have an addition: "no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "CUDA graph"; for ours
-optimized "torch" (without OpenVINO) or "fixed shape" (that of the inputs among its `shapes`); for runtimes "any shape"
-(the fastest settings of a graph for all shapes).
+peer may have an addition: "no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "layers compiled",
+"CUDA graph"; for ours optimized "torch" (without OpenVINO) or "fixed shape" (that of the inputs among its `shapes`);
+for runtimes "any shape" (the fastest settings of a graph for all shapes).
+
+Training is forward and backward with weights in --dtype. A step is what fine-tuning does: a classifier with its whole
+vocabulary and weights in float32, autocast to --dtype, dropout, clipping and fused AdamW; its CUDA graphs are those of
+`GraphedSteps`, with the padding and the number of real tokens rounded up as run_glue.py does.
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
 sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, the operations of
@@ -41,9 +46,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hf_deberta
 from hf_deberta.engines.onednn import prefers_onednn
+from hf_deberta.engines.unpadding import round_up
 from hf_deberta.gpu_check import time_interleaved
 from hf_deberta.model.attention import AUTO, BACKENDS
 from hf_deberta.pretraining.throughput import peak_operations, training_operations
+from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps
 
 # Lengths of 32 random pairs of MNLI's validation set, in word pieces of a 30k vocabulary.
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
@@ -62,10 +69,14 @@ def in_tree_config(config: hf_deberta.HfDebertaConfig) -> transformers.DebertaV2
     return transformers.DebertaV2Config.from_dict(fields, legacy=False)
 
 
-def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
-    """Return the model of a peer, whose name has no addition; those of DeBERTa have equal weights on each device."""
+def make_model(peer: str, classify: bool, preset: str = "v3-base", whole: bool = False) -> Any:
+    """Return the model of a peer, whose name has no addition; those of DeBERTa have equal weights on each device.
+
+    With `whole` it has its published vocabulary.
+    """
     torch.manual_seed(0)
-    config = hf_deberta.HfDebertaConfig.from_preset(preset, **SIZES)
+    given = {"num_labels": SIZES["num_labels"]} if whole else SIZES
+    config = hf_deberta.HfDebertaConfig.from_preset(preset, **given)
     kind = "ForSequenceClassification" if classify else "Model"
     in_tree = getattr(transformers, f"DebertaV2{kind}")(in_tree_config(config))
     if peer in ("in-tree", "enabled", "disentangled-flash") or peer.endswith(" in-tree"):
@@ -73,7 +84,7 @@ def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
     if peer == "bert":
         names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         sizes = {name: getattr(config, name) for name in names}
-        bert_config = transformers.BertConfig(**SIZES, **sizes, max_position_embeddings=MAX_TOKENS)
+        bert_config = transformers.BertConfig(**given, **sizes, max_position_embeddings=MAX_TOKENS)
         return getattr(transformers, f"Bert{kind}")(bert_config)
     if peer == "modernbert":  # of base size, whatever the preset
         modern = transformers.ModernBertConfig(**SIZES, **SPECIAL_TOKENS, max_position_embeddings=MAX_TOKENS)
@@ -117,7 +128,7 @@ def available_peers(device: str, training: bool = False) -> list[str]:
 def split_name(peer: str) -> tuple[str, str]:
     """Return the name of a peer and the addition after its comma, or nothing."""
     name, _, addition = peer.partition(", ")
-    additions = ["no oneDNN", "no cuDNN", "compiled", "CUDA graph"]
+    additions = ["no oneDNN", "no cuDNN", "compiled", "layers compiled", "CUDA graph"]
     if name == "ours optimized":
         additions = ["torch", "fixed shape"]
     elif name in RUNTIMES:
@@ -129,7 +140,7 @@ def split_name(peer: str) -> tuple[str, str]:
 
 def prepare(peer: str, model: Any, inputs: dict[str, Any], args: argparse.Namespace, graphs: Graphs) -> Any:
     """Return the model of a peer in the type that is timed, with its fastest settings."""
-    training, device, dtype = args.mode == "training", args.device, args.dtype
+    training, device, dtype = args.mode != "forward", args.device, args.dtype
     peer, addition = split_name(peer)
     model.train(training)
     if peer in RUNTIMES:
@@ -138,9 +149,13 @@ def prepare(peer: str, model: Any, inputs: dict[str, Any], args: argparse.Namesp
         shapes = [tuple(inputs["input_ids"].shape)] if addition == "fixed shape" else []
         runtime = "torch" if addition == "torch" else None
         return hf_deberta.optimize(model, dtype=getattr(torch, dtype), runtime=runtime, shapes=shapes)
-    model = quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))
+    if args.mode != "step":
+        model = quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))
     if addition == "compiled":
         model.compile()
+    elif addition == "layers compiled":
+        for layer in getattr(model, "deberta", model).encoder.layer:
+            layer.compile()
     if peer == "disentangled-flash":
         from disentangled_flash import optimize_deberta
 
@@ -181,9 +196,13 @@ def inputs_of(peer: str, inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if name != "num_real_tokens" or peer.startswith("ours")}
 
 
-def make_step(peer: str, model: Any, inputs: dict, labels: torch.Tensor | None, mode: str) -> Callable[[], None]:
-    """Return a call that runs one forward pass without gradients, or forward and backward."""
-    inputs = inputs_of(peer, inputs)
+def make_step(
+    peer: str, model: Any, inputs: dict, labels: torch.Tensor | None, args: argparse.Namespace
+) -> Callable[[], None]:
+    """Return a call that runs one forward pass without gradients, forward and backward, or a whole training step."""
+    inputs, mode = inputs_of(peer, inputs), args.mode
+    if mode == "step":
+        return make_whole_step(peer, model, inputs, labels, args)
 
     def call() -> None:
         with settings(peer), torch.set_grad_enabled(mode == "training"):
@@ -197,6 +216,45 @@ def make_step(peer: str, model: Any, inputs: dict, labels: torch.Tensor | None, 
                 model(**inputs).last_hidden_state.square().mean().backward()
 
     return captured(call) if split_name(peer)[1] == "CUDA graph" else call
+
+
+def make_whole_step(
+    peer: str, model: Any, inputs: dict[str, Any], labels: torch.Tensor | None, args: argparse.Namespace
+) -> Callable[[], None]:
+    """Return a call that updates the weights of a classifier once."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    batch = len(inputs["input_ids"])
+    inputs["labels"] = torch.zeros(batch, dtype=torch.long, device=args.device) if labels is None else labels
+    dtype = getattr(torch, args.dtype)
+
+    def compute(inputs: dict[str, Any]) -> torch.Tensor:
+        with torch.autocast(args.device, dtype, enabled=dtype != torch.float32):
+            loss = model(**inputs).loss
+        loss.backward()
+        return loss.detach()
+
+    steps: Any = compute
+    if split_name(peer)[1] == "CUDA graph":
+        steps = GraphedSteps(model, compute, dtype)
+        for name in ("input_ids", "attention_mask"):
+            if name in inputs:
+                inputs[name] = torch.nn.functional.pad(inputs[name], (0, -inputs[name].shape[1] % 64))
+        if "num_real_tokens" in inputs:
+            inputs["num_real_tokens"] = round_up(inputs["num_real_tokens"])
+
+    def call() -> None:
+        with settings(peer):
+            steps(inputs)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    if steps is not compute:
+        for _ in range(WARMUP_CALLS + 1):
+            call()
+        if not steps.graphs:
+            raise RuntimeError(f"there is no graph: {steps.reason}")
+    return call
 
 
 def captured(call: Callable[[], None]) -> Callable[[], None]:
@@ -251,21 +309,22 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
 
 def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
     """Time all peers in one case; return the rows of the result file."""
-    training = args.mode == "training"
+    training, classify = args.mode != "forward", case == "mnli" or args.mode == "step"
     inputs, labels = make_inputs(case, args.device)
     models: dict[str, Any] = {}
     steps: dict[str, Callable[[], None]] = {}
     for peer in args.peers:
         with report_failure(f"{peer} at {case}"):
             with torch.device(args.device):  # on a CPU random weights take longer than the times of a GPU
-                model = make_model(split_name(peer)[0], case == "mnli", args.preset)
+                whole = args.mode == "step" and args.preset != "tiny"
+                model = make_model(split_name(peer)[0], classify, args.preset, whole)
             model = prepare(peer, model, inputs, args, graphs)
-            call = make_step(peer, model, inputs, labels, args.mode)
+            call = make_step(peer, model, inputs, labels, args)
             call()
             synchronize(args.device)
             models[peer], steps[peer] = model, call
     compared = args.dtype == "float32" or (args.device == "cpu" and not training)
-    errors = differences(case, models, inputs, args.dtype, args.preset) if compared else {}
+    errors = differences(case, models, inputs, args.dtype, args.preset) if compared and args.mode != "step" else {}
     if training:
         for model in models.values():
             model.train()
@@ -303,7 +362,7 @@ def work_on_gpu(
     rows, tokens = inputs["input_ids"].shape
     lengths = MNLI_LENGTHS if "attention_mask" in inputs else [tokens] * rows
     real, pairs = sum(lengths), sum(length**2 for length in lengths)
-    passes = 1 if args.mode == "training" else 3
+    passes = 3 if args.mode == "forward" else 1
     rate = training_operations(config, real, pairs / real, 0, vocab_size=0) / passes / milliseconds * 1e3
     device_peak = peak_operations(torch.device(args.device)) if args.dtype == "bfloat16" else None
     return {**work, "tflops": f"{rate / 1e12:.1f}", "share_of_peak": f"{rate / device_peak:.3f}" if device_peak else ""}
@@ -311,7 +370,7 @@ def work_on_gpu(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mode", choices=("forward", "training"), default="forward")
+    parser.add_argument("--mode", choices=("forward", "training", "step"), default="forward")
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--preset", default="v3-base")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -319,7 +378,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", help="default: all that are installed")
     parser.add_argument("--repeats", type=int, help="default: as many as a few seconds allow")
     args = parser.parse_args()
-    training = args.mode == "training"
+    training = args.mode != "forward"
     args.peers = args.peers or available_peers(args.device, training)
     if args.dtype == "int8" and (training or args.device != "cpu"):
         raise SystemExit("--dtype int8 is for --mode forward --device cpu")

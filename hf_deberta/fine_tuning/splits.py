@@ -67,7 +67,7 @@ class DataArguments:
     )
     pad_to_multiple_of: int | None = flag(
         None,
-        "Pad batches to a multiple of N tokens (default: 64 on a GPU with CUDA graphs, otherwise 8 in half precision).",
+        "Pad batches to a multiple of N tokens (default: 64 with --cuda_graphs true, otherwise 8 in half precision).",
     )
     pad_to_max_length: bool = flag(False, "Pad to --max_seq_length instead of the longest input of the batch.")
     overwrite_cache: bool = flag(False, "Tokenize again instead of using cached inputs.")
@@ -103,7 +103,7 @@ class DataArguments:
     def padding_options(self, length: int, args: RunArguments) -> dict[str, Any]:
         """Keyword arguments of Transformers' data collators."""
         multiple = self.pad_to_multiple_of
-        if multiple is None and has_graphs(args.device) and args.cuda_graphs != "false":
+        if multiple is None and has_graphs(args.device) and args.cuda_graphs == "true":
             multiple = 64
         return {
             "padding": "max_length" if self.pad_to_max_length else "longest",

@@ -233,7 +233,7 @@ class GraphedStepsMixin(Trainer):
         super().__init__(*args, **kwargs)
         self.graphed: dict[str, GraphedSteps] = {}
         reason = self.reason_against_graphs()
-        self.uses_graphs = has_graphs(self.args.device) and getattr(self.args, "cuda_graphs", "true") != "false"
+        self.uses_graphs = has_graphs(self.args.device) and getattr(self.args, "cuda_graphs", "true") == "true"
         if self.uses_graphs and reason is not None:
             self.uses_graphs = False
             logger.warning(f"steps run without CUDA graphs: {reason}")

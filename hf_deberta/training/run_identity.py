@@ -92,7 +92,8 @@ class RunArguments(TrainingArguments):
     )
     cuda_graphs: Literal["auto", "true", "false"] = flag(
         "auto",
-        "Replay the steps of one GPU as CUDA graphs, which do not wait for Python. auto: if nothing prevents it.",
+        "Replay the steps of one GPU as CUDA graphs, which do not wait for Python. auto: no, since no GPU has been "
+        "measured yet.",
     )
     # those of IDENTIFYING_FLAGS that do not identify a run of this kind
     not_identifying: ClassVar[tuple[str, ...]] = ()
