@@ -202,9 +202,9 @@ def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int, width: int) -
     position = torch.arange(real, device=ends.device)
     is_real = position < ends[-1]
     row = torch.searchsorted(ends, position, right=True).clamp(max=batch - 1)
-    padding = lengths.argmin() * tokens + tokens - 1
+    any_padding = lengths.argmin() * tokens + tokens - 1
     return Unpadding(
-        torch.where(is_real, row * tokens + position - cu_seqlens[row], padding),
+        torch.where(is_real, row * tokens + position - cu_seqlens[row], any_padding),
         cu_seqlens,
         (batch, tokens),
         is_real=is_real,

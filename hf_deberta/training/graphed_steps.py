@@ -9,14 +9,13 @@ Clipping, optimizer, schedule and logging run as before. docs/gpu.md names what 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import recursively_apply
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers import Trainer
 from transformers.utils import logging
 
@@ -72,42 +71,38 @@ class GraphedSteps:
         self.tolerance = TOLERANCES.get(dtype or weight.dtype, max(TOLERANCES.values()))
         self.pool = torch.cuda.graph_pool_handle() if pool is None and weight.is_cuda else pool
         self.reason: str | None = None  # why all steps run eagerly
-        self.weights: list[tuple[int, bool]] = []
+        self.addresses: list[tuple[int, bool]] = []
         self.forget()
 
     def forget(self) -> None:
         """Drop all graphs."""
-        self.graphs: dict[Any, Graph] = {}
-        self.calls: Counter[Any] = Counter()
+        self.graphs: dict[Hashable, Graph] = {}
+        self.calls: Counter[Hashable] = Counter()
         self.gradients: dict[nn.Parameter, torch.Tensor] = {}  # shared by all graphs
 
     def __call__(self, inputs: dict[str, Any]) -> Any:
-        if self.reason is not None or not self._is_ready():
+        if self.reason is not None or not self._may_replay():
             return self.step(inputs)
-        key = tuple(
-            (name, (value.shape, value.dtype) if torch.is_tensor(value) else value) for name, value in inputs.items()
-        )
+        key = *((name, shape_of(value)) for name, value in inputs.items()), self.model.training
         self.calls[key] += 1
         if key not in self.graphs and self.calls[key] > WARMUP_CALLS and len(self.graphs) < MAX_GRAPHS:
             self._try_to_capture(key, inputs)
         return self._replay(self.graphs[key], inputs) if key in self.graphs else self.step(inputs)
 
-    def _is_ready(self) -> bool:
-        """Return whether the model may be captured; drop the graphs of other weights."""
-        weights = [
-            (weight.data_ptr(), weight.requires_grad) for weight in (*self.model.parameters(), *self.model.buffers())
-        ]
-        if weights != self.weights:
+    def _may_replay(self) -> bool:
+        """Return whether a graph holds all that the model does; drop the graphs of other weights."""
+        addresses, reason = inspect(self.model)
+        if addresses != self.addresses:
             self.forget()
-            self.weights = weights
-        self._stop(reason_against(self.model))
-        return self.reason is None
-
-    def _stop(self, reason: str | None) -> None:
+            self.addresses = addresses
         if reason is not None:
-            self.reason = reason
-            self.forget()
-            logger.warning(f"steps run without CUDA graphs: {reason}")
+            self._stop(reason)
+        return reason is None
+
+    def _stop(self, reason: str) -> None:
+        self.forget()
+        self.reason = reason
+        logger.warning(f"steps run without CUDA graphs: {reason}")
 
     def _replay(self, graph: Graph, inputs: dict[str, Any]) -> Any:
         for name, fixed in graph.inputs.items():
@@ -120,9 +115,9 @@ class GraphedSteps:
                 fixed.copy_(weight.grad)
             weight.grad = fixed
         graph.replay()
-        return recursively_apply(torch.clone, graph.outputs)
+        return tree_map(lambda each: each.clone() if torch.is_tensor(each) else each, graph.outputs)
 
-    def _try_to_capture(self, key: Any, inputs: dict[str, Any]) -> None:
+    def _try_to_capture(self, key: Hashable, inputs: dict[str, Any]) -> None:
         """Add a graph if it computes what the step computes; otherwise say why not. Gradients stay as they are."""
         devices = [self.device] if self.device.type == "cuda" else []
         restore = self._save()
@@ -132,10 +127,11 @@ class GraphedSteps:
             if not all(bool(result.isfinite().all()) for result in expected):
                 return  # fp16 looks for its scale
             fixed = {name: value.to(self.device, copy=True) for name, value in inputs.items() if torch.is_tensor(value)}
-            trained = [weight for weight in self.model.parameters() if weight.grad is not None]
-            gradients = [(weight, self.gradients.setdefault(weight, weight.grad)) for weight in trained]
-            for weight, gradient in gradients:
-                weight.grad = gradient
+            gradients = []
+            for weight in self.model.parameters():
+                if weight.grad is not None:
+                    weight.grad = self.gradients.setdefault(weight, weight.grad)
+                    gradients.append((weight, weight.grad))
             replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool)
             graph = Graph(replay, fixed, outputs, gradients)
             restore()
@@ -146,7 +142,7 @@ class GraphedSteps:
                 self.graphs[key] = graph
             else:
                 self._stop(f"the first replay differs from the eager step by {error:.1e} of its value")
-        except Exception as error:  # of capturing: whatever the model or the device may answer
+        except Exception as error:  # whatever the model or the device may answer
             self._stop(f"a step cannot be captured, {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         finally:
             restore()
@@ -154,11 +150,11 @@ class GraphedSteps:
     def _results(self, outputs: Any) -> list[torch.Tensor]:
         """Return the outputs, and the norm of all gradients."""
         gradients = [weight.grad for weight in self.model.parameters() if weight.grad is not None]
-        results = [output.detach().float() for output in tensors_in(outputs) if output.is_floating_point()]
+        results = [each for each in tree_leaves(outputs) if torch.is_tensor(each) and each.is_floating_point()]
         return [*results, nn.utils.get_total_norm(gradients)]
 
     def _save(self) -> Callable[[], None]:
-        """Return a function that restores gradients and statistics."""
+        """Return a function that restores gradients, buffers and statistics."""
         weights = [(weight, weight.grad) for weight in self.model.parameters()]
         changed = [gradient for _, gradient in weights if gradient is not None]
         changed += [*self.statistics(), *self.model.buffers()]
@@ -175,77 +171,77 @@ class GraphedSteps:
 
 
 def has_graphs(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.version.hip is None
+    return device.type == "cuda"
 
 
 def capture(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:
     """Return what replays the kernels of a call, and the call's results, which each replay overwrites."""
+    needed = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()  # by the largest step so far
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    if free < 2 * needed:  # a graph keeps its memory, and others run eagerly
+        raise MemoryError(f"steps take up to {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads load data
         outputs = call()
     return graph.replay, outputs
 
 
+def shape_of(value: Any) -> Any:
+    return (value.shape, value.dtype) if torch.is_tensor(value) else value
+
+
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    difference = (found - expected).norm()
-    return float(difference / expected.norm()) if difference != 0 else 0.0
+    difference = (found.float() - expected.float()).norm()
+    return float(difference / expected.float().norm()) if difference != 0 else 0.0
 
 
-def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:
-    if torch.is_tensor(outputs):
-        yield outputs
-    elif isinstance(outputs, dict | list | tuple):
-        for value in outputs.values() if isinstance(outputs, dict) else outputs:
-            yield from tensors_in(value)
-
-
-def reason_against(model: nn.Module) -> str | None:
-    """Return what a graph of this model would leave out, or None."""
-    if torch.is_anomaly_enabled():
-        return "anomaly detection is on"
+def inspect(model: nn.Module) -> tuple[list[tuple[int, bool]], str | None]:
+    """Return the address of each weight and whether it is trained; and what a graph of this model would leave out."""
+    addresses, reason = [], None
     if isinstance(model, DistributedDataParallel):
-        return "DistributedDataParallel exchanges gradients"
-    if has_global_hooks_or_modes():
-        return "all modules are hooked, or a dispatch mode is active"
+        reason = "DistributedDataParallel exchanges gradients"
+    elif torch.is_anomaly_enabled() or has_global_hooks_or_modes():
+        reason = "anomaly detection, a hook of all modules or a dispatch mode is on"
     for module in model.modules():
-        if module.training and getattr(module, "gradient_checkpointing", False):
-            return "gradient checkpointing is on"
+        functions = [function for registered in hooks(module) for function in registered.values()]
+        for weight in (*module._parameters.values(), *module._buffers.values()):
+            if weight is not None:
+                addresses.append((weight.data_ptr(), weight.requires_grad))
+                if type(weight) not in PLAIN_TENSORS:
+                    reason = f"{type(module).__name__} has weights of type {type(weight).__name__}"
+                elif weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                    reason = f"a weight of {type(module).__name__} has a hook"
         # those of Transformers return outputs of layers, or add noise, which a graph does too
-        functions = [function for kind in hooks(module) for function in kind.values()]
-        if not all(str(getattr(function, "__module__", "")).startswith("transformers.") for function in functions):
-            return f"{type(module).__name__} has a hook"
-        for weight in module._parameters.values():
-            if weight is not None and type(weight) not in PLAIN_TENSORS:
-                return f"{type(module).__name__} has a weight of type {type(weight).__name__}"
-            if weight is not None and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
-                return f"a weight of {type(module).__name__} has a hook"
-    return None
+        if functions and not all(getattr(each, "__module__", "").startswith("transformers.") for each in functions):
+            reason = f"{type(module).__name__} has a hook"
+        elif module.training and getattr(module, "gradient_checkpointing", False):
+            reason = "gradient checkpointing is on"
+    return addresses, reason
 
 
 class GraphedStepsMixin(Trainer):
     """Mixin for a `Trainer` whose steps on a GPU are replayed as CUDA graphs, in training, evaluation and prediction.
 
-    Let the collator pad to a multiple (`pad_to_multiple_of=64`): there are at most `MAX_GRAPHS` combinations of shapes.
-    An argument `cuda_graphs` of "false" switches graphs off. Put it before the other `Trainer` classes.
+    Let the collator pad to a multiple (`pad_to_multiple_of=64`), so that there are few combinations of shapes. With an
+    argument `cuda_graphs` of "false" or "auto", steps run eagerly. Put it before the other `Trainer` classes.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.graphed: dict[str, GraphedSteps] = {}
-        reason = self.reason_against_graphs()
+        self.graphed: dict[Hashable, GraphedSteps] = {}
         self.uses_graphs = has_graphs(self.args.device) and getattr(self.args, "cuda_graphs", "true") == "true"
+        reason = self.reason_against_graphs()
         if self.uses_graphs and reason is not None:
             self.uses_graphs = False
             logger.warning(f"steps run without CUDA graphs: {reason}")
 
     def reason_against_graphs(self) -> str | None:
         """Return what in this trainer a graph would leave out, or None."""
-        args = self.args
         reasons = {
-            "there are several GPUs": args.world_size > 1 or args.n_gpu > 1,
+            "there are several GPUs": self.args.world_size > 1 or self.args.n_gpu > 1,
             "DeepSpeed or FSDP computes the gradients": self.is_deepspeed_enabled or self.is_fsdp_enabled,
-            "--torch_compile": args.torch_compile,
-            "--torch_empty_cache_steps": args.torch_empty_cache_steps is not None,
+            "--torch_compile": self.args.torch_compile,
+            "--torch_empty_cache_steps": self.args.torch_empty_cache_steps is not None,
         }
         return next((reason for reason, applies in reasons.items() if applies), None)
 
@@ -254,37 +250,34 @@ class GraphedStepsMixin(Trainer):
         return ()
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        compute = super().training_step
         if not self.uses_graphs:
-            return super().training_step(model, inputs, num_items_in_batch)
-        if not model.training:
-            model.train()
-        if callable(train := getattr(self.optimizer, "train", None)):
-            train()
-        # Trainer divides the loss by their number, unless the model takes that of items
-        micro_batches = getattr(self, "current_gradient_accumulation_steps", 1)
-        values = {**inputs, "num_items_in_batch": num_items_in_batch, "micro_batches": micro_batches}
-        return self._graphed("training", model, self._train)(values)
+            return compute(model, inputs, num_items_in_batch)
 
-    def _train(self, values: dict[str, Any], model: Any) -> torch.Tensor:
-        inputs = {name: value for name, value in values.items() if name not in ("num_items_in_batch", "micro_batches")}
-        return super().training_step(model, inputs, values["num_items_in_batch"])
+        def step(values: dict[str, Any]) -> torch.Tensor:
+            others = {name: value for name, value in values.items() if name not in settings}
+            return compute(model, others, values["num_items_in_batch"])
+
+        for part in (model, self.optimizer):
+            if not getattr(part, "training", False) and callable(train := getattr(part, "train", None)):
+                train()
+        # Trainer divides the loss by the number of micro-batches, unless the model takes that of items
+        micro_batches = getattr(self, "current_gradient_accumulation_steps", 1)
+        settings = {"num_items_in_batch": num_items_in_batch, "micro_batches": micro_batches}
+        return self._graphed("training", model, step)({**inputs, **settings})
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor | None, Any, Any]:
+        compute, settings = super().prediction_step, (prediction_loss_only, ignore_keys)
         if not self.uses_graphs or model.training:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        values = {**inputs, "loss_only": prediction_loss_only, "ignored": ignore_keys and tuple(ignore_keys)}
-        return self._graphed("evaluation", model, self._predict)(values)
+            return compute(model, inputs, *settings)
+        return self._graphed(repr(settings), model, lambda values: compute(model, values, *settings))(dict(inputs))
 
-    def _predict(self, values: dict[str, Any], model: Any) -> tuple[torch.Tensor | None, Any, Any]:
-        inputs = {name: value for name, value in values.items() if name not in ("loss_only", "ignored")}
-        ignored = values["ignored"] and [*values["ignored"]]
-        return super().prediction_step(model, inputs, values["loss_only"], ignored)
-
-    def _graphed(self, kind: str, model: Any, step: Callable[..., Any]) -> GraphedSteps:
-        if kind not in self.graphed or self.graphed[kind].model is not model:
+    def _graphed(self, kind: str, model: Any, step: Callable[[dict[str, Any]], Any]) -> GraphedSteps:
+        steps = self.graphed.get(kind)
+        if steps is None or steps.model is not model:
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-            pool = next((steps.pool for steps in self.graphed.values()), None)
-            self.graphed[kind] = GraphedSteps(model, partial(step, model=model), dtype, self.step_statistics, pool)
-        return self.graphed[kind]
+            pool = next((others.pool for others in self.graphed.values()), None)
+            steps = self.graphed[kind] = GraphedSteps(model, step, dtype, self.step_statistics, pool)
+        return steps

@@ -19,7 +19,7 @@ import torch
 from numerics import assert_same_by_name, assert_within_budget, attend, lengths_mask, tiny_inputs, tiny_model
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
-from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator
+from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator, unpadding
 from hf_deberta.engines.attention_check import MASKS, KernelVariant
 from hf_deberta.engines.attention_triton import INTERPRETING, triton_attention
 from hf_deberta.engines.attention_triton_operator import CHIPS, LAUNCHES, tile_spans
@@ -262,6 +262,20 @@ def test_tiles_between_documents_are_skipped():
     assert found["context"].isfinite().all()
     for name in ("query", "key", "value"):
         assert found[name][:, :, :16].isfinite().all(), name
+
+
+@interpreted
+def test_tokens_beyond_the_real_ones_change_nothing(monkeypatch, unpad_tiny_models, values_are_not_read):
+    """CUDA graphs need round numbers. These tokens are documents of their own, none longer than a row."""
+    monkeypatch.setattr(unpadding, "TOKEN_BUCKETS", 1)
+    inputs, results = {**tiny_inputs((20, 9, 2, 1, 1)), "labels": torch.tensor([0, 1, 1, 0, 1])}, []
+    for number in (33, 64):
+        model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_hidden_layers=1)
+        model.set_attn_implementation("triton")
+        output = model(**inputs, num_real_tokens=number)
+        output.loss.backward()
+        results.append((output.loss, output.logits, [weight.grad for weight in model.parameters()]))
+    torch.testing.assert_close(*results)
 
 
 @interpreted

@@ -1,30 +1,33 @@
 """Steps as graphs: recorded on the CPU (tests/recorded_graphs.py), and as CUDA graphs where there is a GPU."""
 
+import random
 import sys
 
 import pytest
 import torch
-from datasets import Dataset
+from all_trainers import STEPS, TRAINERS
+from numerics import tiny_inputs, tiny_model
 from recorded_graphs import record
-from tiny_pairs import batch_of, tiny_pair, tiny_rows, trainer_of
-from tiny_trainers import collate_padded, fine_tuning_arguments, language_model_trainer
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, masking_utils
+from tiny_pairs import tiny_pair, trainer_of
+from tiny_trainers import classifier
+from torch import nn
+from transformers import masking_utils
 
-from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering, HfDebertaForSequenceClassification
+from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.engines import onednn
-from hf_deberta.fine_tuning.trainer import FineTuningTrainer
+from hf_deberta.engines.unpadding import round_up
 from hf_deberta.training import graphed_steps
-from hf_deberta.training.graphed_steps import GraphedStepsMixin
-from hf_deberta.training.run_identity import RunArguments
+from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps
 
+# of 32 random pairs of MNLI's validation set, in word pieces
+MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
+MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 DEVICES = [
     "cpu",
     pytest.param(
         "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
     ),
 ]
-STEPS = {"max_steps": 12, "logging_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-STEPS |= {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 
 
 @pytest.fixture(params=DEVICES)
@@ -39,106 +42,6 @@ def device(request, monkeypatch):
             if name.startswith("hf_deberta") and hasattr(module, "can_read_values"):
                 monkeypatch.setattr(module, "can_read_values", lambda tensor: False)
     return request.param
-
-
-def padded_rows(**labels):
-    """Rows of two lengths, so that batches have few shapes."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for number in range(24):
-        ids = torch.randint(5, 128, (8 if number % 5 else 12,), generator=generator).tolist()
-        rows.append(
-            {"input_ids": [*ids[: 4 + number % 5], 2], **{name: values[number % 4] for name, values in labels.items()}}
-        )
-    return Dataset.from_list(rows)
-
-
-def classifier_trainer(folder, model_class=HfDebertaForSequenceClassification, labels=None, fields=None, **arguments):
-    torch.manual_seed(0)
-    rows = padded_rows(**(labels or {"labels": [0, 1, 1, 0]}))
-    return FineTuningTrainer(
-        model_class(HfDebertaConfig.from_preset("tiny", **(fields or {}))),
-        fine_tuning_arguments(folder, **arguments),
-        collate_padded,
-        splits={"train": rows, "validation": rows},
-    )
-
-
-def answers(folder, **arguments):
-    labels = {"start_positions": [0, 1, 2, 1], "end_positions": [1, 2, 3, 3]}
-    return classifier_trainer(folder, HfDebertaForQuestionAnswering, labels, **arguments)
-
-
-def regression(folder, **arguments):
-    fields = {"problem_type": "regression", "num_labels": 1}
-    return classifier_trainer(folder, labels={"labels": [0.5, 1.0, -1.0, 2.0]}, fields=fields, **arguments)
-
-
-def several_labels(folder, **arguments):
-    fields = {"problem_type": "multi_label_classification", "num_labels": 2}
-    labels = {"labels": [[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]}
-    return classifier_trainer(folder, labels=labels, fields=fields, **arguments)
-
-
-def smoothed(folder, **arguments):
-    return classifier_trainer(folder, label_smoothing_factor=0.1, **arguments)
-
-
-def frozen(folder, **arguments):
-    trainer = classifier_trainer(folder, **arguments)
-    trainer.model.deberta.embeddings.requires_grad_(False)
-    return trainer
-
-
-def adapted(folder, **arguments):
-    peft = pytest.importorskip("peft")
-    trainer = classifier_trainer(folder, **arguments)
-    settings = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query_proj", "value_proj"])
-    trainer.model = trainer.model_wrapped = peft.get_peft_model(trainer.model, settings).to(trainer.args.device)
-    return trainer
-
-
-class BertTrainer(GraphedStepsMixin, Trainer):
-    pass
-
-
-def bert(folder, **arguments):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = BertForSequenceClassification(BertConfig(vocab_size=128, **sizes))
-    rows, arguments = padded_rows(labels=[0, 1, 1, 0]), TrainingArguments(str(folder), **arguments)
-    return BertTrainer(model, arguments, data_collator=collate_padded, train_dataset=rows, eval_dataset=rows)
-
-
-def language_model(objective, pack=True):
-    def trainer(folder, **arguments):
-        return language_model_trainer(folder, objective, pack, RunArguments, **arguments)
-
-    return trainer
-
-
-def pair(folder, **arguments):
-    defaults = {"optim": "adamw_torch", "max_grad_norm": 1.0}
-    trainer = trainer_of(tiny_pair(), folder, eval_dataset=tiny_rows(), **{**defaults, **arguments})
-    trainer.data_collator = lambda rows: {**batch_of(rows), "max_predictions_per_row": 6}
-    return trainer
-
-
-TRAINERS = {
-    "classes": classifier_trainer,
-    "answers": answers,
-    "regression": regression,
-    "several labels": several_labels,
-    "label smoothing": smoothed,
-    "frozen weights": frozen,
-    "adapters": adapted,
-    "bert": bert,
-    "mlm": language_model("mlm"),
-    "mlm, padded": language_model("mlm", pack=False),
-    "causal": language_model("causal"),
-    "joint": language_model("joint"),
-    "rtd": pair,
-}
 
 
 def trained(make, folder, device, uses_graphs=True, **arguments):
@@ -163,3 +66,200 @@ def test_a_run_with_graphs_is_the_eager_run(kind, device, tmp_path):
         assert all(map(torch.equal, graphed_weights, weights))
     for found, expected in zip(graphed_logs, logs, strict=True):
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_resuming_between_graphs_is_exact(device, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 6}
+    whole, _, weights = trained(TRAINERS["mlm"], tmp_path, device, **saving)
+    trainer = TRAINERS["mlm"](tmp_path, **{**STEPS, "use_cpu": device == "cpu", **saving})
+    trainer.uses_graphs = True
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert trainer.graphed["training"].graphs and trainer.state.global_step == whole.state.global_step
+    for found, expected in zip(trainer.model.parameters(), weights, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+# ---- a loop of one's own -----------------------------------------------------------------------------------------
+
+
+class Loop:
+    """A model, an optimizer, and a step that counts its eager calls."""
+
+    def __init__(self, device, graphed=True, **fields):
+        self.model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, **fields).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.eager, self.device = 0, device
+        self.step = GraphedSteps(self.model, self.compute) if graphed else self.compute
+
+    def compute(self, inputs):
+        self.eager += 1
+        loss = self.model(**inputs).loss
+        loss.backward()
+        return loss.detach()
+
+    def run(self, steps=6, lengths=(9, 4, 7), set_to_none=True):
+        losses = []
+        for number in range(steps):
+            inputs = {**tiny_inputs(lengths, seed=number), "labels": torch.tensor([0, 1, 1])}
+            losses.append(float(self.step({name: value.to(self.device) for name, value in inputs.items()})))
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none)
+        return losses
+
+
+def both(device, use, **fields):
+    """Return what `use` returns for loops with and without graphs, and the first of these loops."""
+    loops = Loop(device, **fields), Loop(device, graphed=False, **fields)
+    found, expected = map(use, loops)
+    assert found == pytest.approx(expected, rel=1e-4)
+    return loops[0]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_loop(set_to_none, device):
+    loop = both(device, lambda loop: loop.run(set_to_none=set_to_none))
+    assert loop.eager == WARMUP_CALLS + 2  # the first graph is made from two more calls
+
+
+def test_other_weights_mean_new_graphs(device):
+    """Replaced, frozen, or resized between steps."""
+
+    def use(loop):
+        losses = loop.run()
+        loop.model.deberta.embeddings.requires_grad_(False)
+        losses += loop.run()
+        loop.model.resize_token_embeddings(140, mean_resizing=False)
+        return losses + loop.run()
+
+    assert both(device, use).eager == 3 * (WARMUP_CALLS + 2)
+
+
+def test_rare_shapes_run_eagerly(device, monkeypatch):
+    monkeypatch.setattr(graphed_steps, "MAX_GRAPHS", 1)
+
+    def use(loop):
+        return loop.run() + loop.run(2, (8, 3, 2)) + loop.run(4, (7, 3, 2)) + loop.run()
+
+    loop = both(device, use)
+    assert len(loop.step.graphs) == 1 and loop.eager == WARMUP_CALLS + 2 + 6
+
+
+def test_gradients_of_eager_and_graphed_steps_add_up(device):
+    def use(loop):
+        loop.run()
+        for lengths in ((9, 4, 7), (5, 4, 2), (9, 4, 7)):  # the second has no graph
+            loop.step({**{name: value.to(device) for name, value in tiny_inputs(lengths).items()}, "labels": labels})
+        return float(nn.utils.get_total_norm([weight.grad for weight in loop.model.parameters()]))
+
+    labels = torch.tensor([0, 1, 1], device=device)
+    both(device, use)
+
+
+def test_a_wrong_replay_is_noticed(device, monkeypatch, warnings_so_far):
+    """Here it does not read the new inputs, because a step keeps its own."""
+
+    class Stale(Loop):
+        kept = None
+
+        def compute(self, inputs):
+            self.kept = self.kept or inputs
+            return super().compute(self.kept if self.eager > WARMUP_CALLS else inputs)
+
+    loop = Stale(device)
+    loop.run()
+    assert "the first replay differs from the eager step by" in "".join(warnings_so_far())
+    assert not loop.step.graphs and loop.eager > 6
+
+
+def reads_a_value(loop):
+    compute = loop.compute
+    loop.step.step = lambda inputs: compute(inputs) * (1 if float(inputs["labels"].sum()) else 2)
+
+
+def hooks_a_layer(loop):
+    loop.model.deberta.encoder.layer[0].register_forward_hook(lambda *_: None)
+
+
+def hooks_a_weight(loop):
+    next(loop.model.parameters()).register_hook(lambda gradient: gradient)
+
+
+def checkpoints_layers(loop):
+    loop.model.gradient_checkpointing_enable()
+
+
+REASONS = {
+    reads_a_value: "a step cannot be captured, RuntimeError",
+    hooks_a_layer: "HfDebertaLayer has a hook",
+    hooks_a_weight: "a weight of Embedding has a hook",
+    checkpoints_layers: "gradient checkpointing is on",
+}
+
+
+@pytest.mark.parametrize("change", REASONS)
+def test_what_a_graph_cannot_hold_runs_eagerly(change, device, warnings_so_far):
+    loop, expected = Loop(device), Loop(device, graphed=False).run()
+    change(loop)
+    assert loop.run() == pytest.approx(expected, rel=1e-4)
+    assert warnings_so_far() == [f"steps run without CUDA graphs: {loop.step.reason}"]
+    assert loop.step.reason.startswith(REASONS[change]) and not loop.step.graphs
+
+
+def test_anomaly_detection_runs_eagerly(device):
+    loop = Loop(device)
+    with torch.autograd.detect_anomaly(check_nan=False):
+        loop.run(1)
+    assert loop.step.reason.startswith("anomaly detection")
+
+
+TRAINER_REASONS = {"torch_compile": True, "torch_empty_cache_steps": 2}
+
+
+@pytest.mark.parametrize("flag", TRAINER_REASONS)
+def test_flags_that_run_eagerly(flag, device, tmp_path, warnings_so_far):
+    arguments = {**STEPS, "use_cpu": device == "cpu", "cuda_graphs": "true", flag: TRAINER_REASONS[flag]}
+    assert not TRAINERS["classes"](tmp_path, **arguments).uses_graphs
+    assert f"steps run without CUDA graphs: --{flag}" in warnings_so_far()
+
+
+def test_sift_and_decoupled_steps_run_eagerly(device, tmp_path, warnings_so_far):
+    """They note more in Python than a graph could change."""
+    classifier(tmp_path, sift=True, cuda_graphs="true", use_cpu=device == "cpu")
+    trainer_of(tiny_pair(), tmp_path, decoupled=True, use_cpu=device == "cpu")
+    assert [message.rpartition(" ")[2] for message in warnings_so_far()] == ["--sift", "--decoupled"]
+
+
+def test_scripts_have_no_graphs_unless_they_are_asked_for(device, tmp_path):
+    for setting, expected in {"auto": False, "false": False, "true": True}.items():
+        trainer = classifier(tmp_path, cuda_graphs=setting, use_cpu=device == "cpu")
+        assert trainer.uses_graphs is expected
+
+
+def test_fp16_finds_its_scale_first(device):
+    """Steps that overflow are not compared; a graph follows as soon as they are finite."""
+    scaler, loop = torch.amp.GradScaler(device, init_scale=2.0**18), Loop(device)
+
+    def scaled(inputs):
+        loss = loop.model(**inputs).loss.half()
+        scaler.scale(loss).backward()
+        return loss.detach()
+
+    loop.step = GraphedSteps(loop.model, scaled, torch.float16)
+    inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 1])}
+    for _ in range(6):
+        loop.step({name: value.to(device) for name, value in inputs.items()})
+        scaler.step(loop.optimizer)
+        scaler.update()
+        loop.optimizer.zero_grad()
+    assert loop.step.graphs and loop.step.reason is None and float(scaler.get_scale()) < 2.0**17
+
+
+def test_batches_of_mnli_have_few_shapes():
+    """At most 16 graphs, and at most 8 % more tokens, with the padding and the rounding of run_glue.py."""
+    generator, real, computed, shapes = random.Random(0), 0, 0, set()
+    for _ in range(2000):
+        lengths = generator.choices(MNLI_LENGTHS, k=32)
+        shapes.add((-(-max(lengths) // 64) * 64, round_up(sum(lengths))))
+        real, computed = real + sum(lengths), computed + round_up(sum(lengths))
+    print(f"{len(shapes)} shapes, {computed / real - 1:.1%} more tokens")
+    assert len(shapes) <= 16 and computed <= 1.08 * real

@@ -1,0 +1,116 @@
+"""A tiny trainer of every kind, by name: tasks, objectives, adapters, and a model of Transformers."""
+
+import pytest
+import torch
+from datasets import Dataset
+from tiny_pairs import batch_of, tiny_pair, tiny_rows, trainer_of
+from tiny_trainers import collate_padded, fine_tuning_arguments, language_model_trainer
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering, HfDebertaForSequenceClassification
+from hf_deberta.fine_tuning.trainer import FineTuningTrainer
+from hf_deberta.training.graphed_steps import GraphedStepsMixin
+from hf_deberta.training.run_identity import RunArguments
+
+STEPS = {"max_steps": 12, "logging_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+STEPS |= {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+
+
+def padded_rows(**labels):
+    """Rows of two lengths, so that batches have few shapes."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for number in range(24):
+        ids = torch.randint(5, 128, (8 if number % 5 else 12,), generator=generator).tolist()
+        rows.append(
+            {"input_ids": [*ids[: 4 + number % 5], 2], **{name: values[number % 4] for name, values in labels.items()}}
+        )
+    return Dataset.from_list(rows)
+
+
+def classifier_trainer(folder, model_class=HfDebertaForSequenceClassification, labels=None, fields=None, **arguments):
+    torch.manual_seed(0)
+    rows = padded_rows(**(labels or {"labels": [0, 1, 1, 0]}))
+    return FineTuningTrainer(
+        model_class(HfDebertaConfig.from_preset("tiny", **(fields or {}))),
+        fine_tuning_arguments(folder, **arguments),
+        collate_padded,
+        splits={"train": rows, "validation": rows},
+    )
+
+
+def answers(folder, **arguments):
+    labels = {"start_positions": [0, 1, 2, 1], "end_positions": [1, 2, 3, 3]}
+    return classifier_trainer(folder, HfDebertaForQuestionAnswering, labels, **arguments)
+
+
+def regression(folder, **arguments):
+    fields = {"problem_type": "regression", "num_labels": 1}
+    return classifier_trainer(folder, labels={"labels": [0.5, 1.0, -1.0, 2.0]}, fields=fields, **arguments)
+
+
+def several_labels(folder, **arguments):
+    fields = {"problem_type": "multi_label_classification", "num_labels": 2}
+    labels = {"labels": [[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]}
+    return classifier_trainer(folder, labels=labels, fields=fields, **arguments)
+
+
+def smoothed(folder, **arguments):
+    return classifier_trainer(folder, label_smoothing_factor=0.1, **arguments)
+
+
+def frozen(folder, **arguments):
+    trainer = classifier_trainer(folder, **arguments)
+    trainer.model.deberta.embeddings.requires_grad_(False)
+    return trainer
+
+
+def adapted(folder, **arguments):
+    peft = pytest.importorskip("peft")
+    trainer = classifier_trainer(folder, **arguments)
+    settings = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query_proj", "value_proj"])
+    trainer.model = trainer.model_wrapped = peft.get_peft_model(trainer.model, settings).to(trainer.args.device)
+    return trainer
+
+
+class BertTrainer(GraphedStepsMixin, Trainer):
+    pass
+
+
+def bert(folder, **arguments):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(vocab_size=128, **sizes))
+    rows, arguments = padded_rows(labels=[0, 1, 1, 0]), TrainingArguments(str(folder), **arguments)
+    return BertTrainer(model, arguments, data_collator=collate_padded, train_dataset=rows, eval_dataset=rows)
+
+
+def language_model(objective, pack=True):
+    def trainer(folder, **arguments):
+        return language_model_trainer(folder, objective, pack, RunArguments, **arguments)
+
+    return trainer
+
+
+def pair(folder, **arguments):
+    defaults = {"optim": "adamw_torch", "max_grad_norm": 1.0}
+    trainer = trainer_of(tiny_pair(), folder, eval_dataset=tiny_rows(), **{**defaults, **arguments})
+    trainer.data_collator = lambda rows: {**batch_of(rows), "max_predictions_per_row": 6}
+    return trainer
+
+
+TRAINERS = {
+    "classes": classifier_trainer,
+    "answers": answers,
+    "regression": regression,
+    "several labels": several_labels,
+    "label smoothing": smoothed,
+    "frozen weights": frozen,
+    "adapters": adapted,
+    "bert": bert,
+    "mlm": language_model("mlm"),
+    "mlm, padded": language_model("mlm", pack=False),
+    "causal": language_model("causal"),
+    "joint": language_model("joint"),
+    "rtd": pair,
+}
