@@ -270,7 +270,8 @@ def test_tokens_beyond_the_real_ones_change_nothing(monkeypatch, unpad_tiny_mode
     monkeypatch.setattr(unpadding, "TOKEN_BUCKETS", 1)
     inputs, results = {**tiny_inputs((20, 9, 2, 1, 1)), "labels": torch.tensor([0, 1, 1, 0, 1])}, []
     for number in (33, 64):
-        model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_hidden_layers=1)
+        fields = {"num_hidden_layers": 1, "emd_steps": 0, "num_attention_heads": 1}
+        model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, **fields)
         model.set_attn_implementation("triton")
         output = model(**inputs, num_real_tokens=number)
         output.loss.backward()
