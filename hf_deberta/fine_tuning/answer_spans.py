@@ -393,7 +393,7 @@ def rank_spans(
 def best_spans(
     logits: np.ndarray, starts: np.ndarray, ends: np.ndarray, count: int, max_tokens: int
 ) -> list[AnswerSpan]:
-    """Return the best `count` spans of at most `max_tokens` tokens, in no order.
+    """Return the best `count` spans of at most `max_tokens` tokens, best first.
 
     Args:
         logits: [2, T], start and end logits of the T context tokens.
@@ -406,14 +406,15 @@ def best_spans(
     end_logits = np.concatenate([end_logits, np.full(width - 1, -np.inf)])
     # [T, width]: the score of the span from token i to token i + j
     scores = start_logits[:, None] + np.lib.stride_tricks.sliding_window_view(end_logits, width)
-    best = np.argpartition(scores, -count, axis=None)[-count:] if count < scores.size else np.arange(scores.size)
-    spans = []
-    for first, offset in zip(*np.unravel_index(best, scores.shape), strict=True):
+    spans: dict[tuple[int, int], AnswerSpan] = {}  # several tokens may stand for one character
+    for place in np.argsort(np.where(np.isfinite(scores), -scores, np.inf), axis=None):
+        first, offset = divmod(int(place), width)
+        if len(spans) == count or not np.isfinite(scores[first, offset]):
+            break
         last = first + offset
-        if np.isfinite(scores[first, offset]):
-            span_logits = float(logits[0, first]), float(logits[1, last])
-            spans.append(AnswerSpan(int(starts[first]), int(ends[last]), *span_logits))
-    return spans
+        characters = int(starts[first]), int(ends[last])
+        spans.setdefault(characters, AnswerSpan(*characters, float(logits[0, first]), float(logits[1, last])))
+    return list(spans.values())
 
 
 def span_probabilities(spans: list[AnswerSpan]) -> list[float]:
