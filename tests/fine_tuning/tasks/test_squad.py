@@ -1,5 +1,6 @@
 """SQuAD: file formats, the labelled tokens, the text of predicted answers, and invalid input."""
 
+import copy
 import gzip
 import json
 from itertools import pairwise
@@ -183,6 +184,27 @@ def test_labelled_tokens_give_the_answers_exactly(tokenizer, length, stride):
     predicted = find_answers(rows, features, *logits_for(features), max_answer_length=60)
     if stride:
         assert list(predicted.predictions.values()) == ANSWERS
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("stride", [0, 20])
+def test_labelled_tokens_are_all_of_the_answer(tokenizer, stride, side):
+    """A window may begin or end between two tokens of a character, and other windows then have its answer."""
+    tokenizer, rows = copy.deepcopy(tokenizer), rows_of(ANSWERS)
+    tokenizer.truncation_side = side
+
+    def labelled(length):
+        for window in SquadEncoder(tokenizer, length, stride).evaluation_features(rows):
+            start, end = window["start_positions"], window["end_positions"]
+            if end != CLS_POSITION:
+                yield window["row"], window["input_ids"][start : end + 1]
+
+    expected = dict(labelled(384))
+    assert len(expected) == len(ANSWERS)
+    for length in range(48, 70):
+        found = list(labelled(length))
+        assert all(ids == expected[row] for row, ids in found)
+        assert stride == 0 or {row for row, _ in found} == set(expected)
 
 
 def test_windows_cover_the_context_and_share_the_stride(tokenizer):
