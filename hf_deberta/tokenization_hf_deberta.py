@@ -60,7 +60,7 @@ UNIGRAM = 1  # type of model
 NORMAL, UNKNOWN, USER_DEFINED = 1, 2, 4  # types of pieces
 PUNCTUATION = r"[\p{P}$+<=>^`|~]"  # with the ASCII symbols, as in BERT
 HANGUL = (range(0x1100, 0x1113), range(0x1161, 0x1176), range(0x11A8, 0x11C3))  # initial, vowel, final of a syllable
-SEPARATOR, BOUNDARY = "\ufdd0", "\ufdd1"  # code points that Unicode reserves for internal use
+SEPARATOR, BOUNDARY, ESCAPE = "\ufdd0", "\ufdd1", "\ufdd2"  # code points that Unicode reserves for internal use
 
 
 class UnigramFile(NamedTuple):
@@ -180,7 +180,7 @@ def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
     SentencePiece replaces the longest match. `Precompiled` looks up a character together with its accents, but replaces
     all of these by the shortest match: of "ệ" in three code points it keeps "ẹ". Therefore each accent is separated
     from its letter while the table is applied, and NFC composes them. A boundary keeps NFC from composing and sorting
-    accents that SentencePiece leaves alone.
+    accents that SentencePiece leaves alone. An escape marks separators and boundaries of the text itself.
     """
     if table.normalize_str("e\u0301") != "\u00e9":
         return [table]
@@ -192,12 +192,13 @@ def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
     accents = f"(?=[\\p{{M}}\u200c\u200d\u0e33\u0eb3]|{composing})(?<=[\\s\\S])"
     return [
         *first,
+        *(normalizers.Replace(mark, mark + ESCAPE) for mark in (SEPARATOR, BOUNDARY)),
         normalizers.Replace(Regex(f"{accents}(?!{pattern})"), BOUNDARY),
         normalizers.Replace(Regex(accents), SEPARATOR),
         table,
-        normalizers.Replace(SEPARATOR, ""),
+        normalizers.Replace(Regex(f"{SEPARATOR}(?!{ESCAPE})"), ""),
         normalizers.NFC(),
-        normalizers.Replace(BOUNDARY, ""),
+        normalizers.Replace(Regex(f"{BOUNDARY}(?!{ESCAPE})|{ESCAPE}(?<=[{SEPARATOR}{BOUNDARY}]{ESCAPE})"), ""),
     ]
 
 

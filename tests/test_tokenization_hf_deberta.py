@@ -74,6 +74,7 @@ UNUSUAL = {
     "outside the basic plane": "𝐀𝐁 \U0010ffff",
     "right-to-left mark": "\u202eRTL\u202c",
     "unknown letters": "ж日本",
+    "marks of our normalizer": "\ufdd0a \ufdd1\u0301e \ufdd2\ufdd0\ufdd2\ufdd1 e\u0302\ufdd0\u0301\ufdd1",
 }
 PLAIN = {"english": CORPUS[0], "pieces across words": " ".join(CORPUS), "numbers": "In 1998, 42%"}
 TEXTS = {**PLAIN, **UNUSUAL}

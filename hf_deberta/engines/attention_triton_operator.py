@@ -26,6 +26,7 @@ LAUNCHES = {
 }
 CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute capability
 TABLE_GRADIENT_SPLITS = 8  # programs that share a block of distances in table_gradients_kernel
+ANY_END = 2**31 - 1  # no row is longer; padding with the number of tokens would tie a graph to it
 
 
 @torch.compiler.assume_constant_result
@@ -157,7 +158,7 @@ def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> to
     Tokens after the last document are one more, and boundaries stop at the row's end. There are as many programs as
     the lengths of that many documents may need.
     """
-    ends = torch.nn.functional.pad(cu_seqlens[1:].to(torch.int32).clamp(max=tokens), (0, 1), value=tokens)
+    ends = torch.nn.functional.pad(cu_seqlens[1:].to(torch.int32), (0, 1), value=ANY_END).clamp(max=tokens)
     bounds = torch.nn.functional.pad(ends, (1, 0))
     lengths = bounds.diff()
     blocks = (lengths + tile - 1) // tile
@@ -183,7 +184,7 @@ def tile_spans(numbers: torch.Tensor, real: torch.Tensor | None, tile: int) -> t
         last = torch.minimum(last, torch.where(real, position + 1, 0).amax(1, keepdim=True))
         first, last = torch.where(real, first, tokens), torch.where(real, last, 0)
     missing = -tokens % tile
-    first = torch.nn.functional.pad(first, (0, missing), value=tokens).unflatten(1, (-1, tile)).amin(2) // tile
+    first = torch.nn.functional.pad(first, (0, missing), value=ANY_END).unflatten(1, (-1, tile)).amin(2) // tile
     last = (torch.nn.functional.pad(last, (0, missing)).unflatten(1, (-1, tile)).amax(2) + tile - 1) // tile
     return torch.stack([first, last], 2).int()
 

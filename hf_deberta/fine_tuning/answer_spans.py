@@ -9,6 +9,7 @@ answer is a span of one window; its text is copied from the context. [CLS] stand
 """
 
 import json
+import math
 import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
@@ -135,9 +136,8 @@ class SquadEncoder:
         rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
         answers = list(map(first_answer_span, batch["answers"])) if "answers" in batch else None
         features = defaultdict(list, encoded, row=[indices[row] for row in rows])
-        for window, row in enumerate(rows):
-            tokens = [token for token, sequence in enumerate(encoded.sequence_ids(window)) if sequence == 1]
-            first, end = (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
+        for window, (row, part) in enumerate(zip(rows, window_parts(encoded, offsets, rows, 1, stride), strict=True)):
+            first, end = part.first, part.end
             pieces = encoded.tokens(window)[first:end]
             spans = token_character_spans(pieces, offsets[window][first:end], batch["context"][row])
             starts, ends = np.array(spans, np.int32)
@@ -146,7 +146,7 @@ class SquadEncoder:
                 features["starts"].append(starts)
                 features["ends"].append(ends)
             if answers is not None:
-                span = answer_token_span(answers[row], first, starts, ends) or (CLS_POSITION, CLS_POSITION)
+                span = answer_token_span(answers[row], part, starts, ends) or (CLS_POSITION, CLS_POSITION)
                 features["start_positions"].append(span[0])
                 features["end_positions"].append(span[1])
         return features
@@ -173,6 +173,38 @@ class SquadEncoder:
     def max_question_length(self) -> int:
         """The most tokens of a question that leaves room for more tokens of the context than windows share."""
         return self.max_seq_length - (self.doc_stride or 0) - self.tokenizer.num_special_tokens_to_add(pair=True) - 1
+
+
+class WindowPart(NamedTuple):
+    """The part of a text in a window: the tokens [first, end), and the characters [start, stop) that are all in it."""
+
+    first: int
+    end: int
+    start: int = 0
+    stop: float = math.inf
+
+
+def window_parts(
+    encoded: BatchEncoding, offsets: list[list[tuple[int, int]]], rows: Sequence[int], sequence: int, stride: int
+) -> list[WindowPart]:
+    """Return the part of its text in each window. A window may begin or end between two tokens of one character.
+
+    Args:
+        rows: the number of each window's text. Neighbouring windows of a text share `stride` tokens.
+        sequence: the place of the text in the input, 0 or 1.
+    """
+    parts: list[WindowPart] = []
+    for window, row in enumerate(rows):
+        tokens = [token for token, place in enumerate(encoded.sequence_ids(window)) if place == sequence]
+        parts.append(WindowPart(tokens[0], tokens[-1] + 1) if tokens else WindowPart(0, 0))
+        if window and rows[window - 1] == row:
+            left, right = sorted((window - 1, window), key=lambda each: offsets[each][parts[each].first])
+            next_token, last_token = parts[right].first + stride, parts[left].end - 1
+            stop, (_, start) = offsets[right][next_token][0], offsets[left][last_token - stride]
+            if encoded.tokens(right)[next_token].startswith("▁"):  # its offsets may include the character before it
+                stop = max(stop, offsets[left][last_token][1])
+            parts[left], parts[right] = parts[left]._replace(stop=stop), parts[right]._replace(start=start)
+    return parts
 
 
 def token_character_spans(
@@ -215,13 +247,13 @@ def first_answer_span(answers: dict[str, list]) -> tuple[int, int] | None:
 
 
 def answer_token_span(
-    answer: tuple[int, int] | None, first: int, starts: np.ndarray, ends: np.ndarray
+    answer: tuple[int, int] | None, part: WindowPart, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[int, int] | None:
     """Return the first and last token of an answer given in characters; None if it is not all in the window."""
-    if answer is None or not len(starts) or answer[0] < starts[0] or answer[1] > ends[-1]:
+    if answer is None or answer[0] < part.start or answer[1] > part.stop:
         return None
     begin, end = np.searchsorted(ends, answer[0], "right"), np.searchsorted(starts, answer[1], "left") - 1
-    return (first + int(begin), first + int(end)) if begin <= end else None
+    return (part.first + int(begin), part.first + int(end)) if begin <= end else None
 
 
 def _drop_misplaced_answers(rows: Dataset) -> Dataset:
@@ -393,7 +425,7 @@ def rank_spans(
 def best_spans(
     logits: np.ndarray, starts: np.ndarray, ends: np.ndarray, count: int, max_tokens: int
 ) -> list[AnswerSpan]:
-    """Return the best `count` spans of at most `max_tokens` tokens, in no order.
+    """Return the best `count` spans of at most `max_tokens` tokens, best first.
 
     Args:
         logits: [2, T], start and end logits of the T context tokens.
@@ -406,14 +438,15 @@ def best_spans(
     end_logits = np.concatenate([end_logits, np.full(width - 1, -np.inf)])
     # [T, width]: the score of the span from token i to token i + j
     scores = start_logits[:, None] + np.lib.stride_tricks.sliding_window_view(end_logits, width)
-    best = np.argpartition(scores, -count, axis=None)[-count:] if count < scores.size else np.arange(scores.size)
-    spans = []
-    for first, offset in zip(*np.unravel_index(best, scores.shape), strict=True):
+    spans: dict[tuple[int, int], AnswerSpan] = {}  # several tokens may stand for one character
+    for place in np.argsort(np.where(np.isfinite(scores), -scores, np.inf), axis=None):
+        first, offset = divmod(int(place), width)
+        if len(spans) == count or not np.isfinite(scores[first, offset]):
+            break
         last = first + offset
-        if np.isfinite(scores[first, offset]):
-            span_logits = float(logits[0, first]), float(logits[1, last])
-            spans.append(AnswerSpan(int(starts[first]), int(ends[last]), *span_logits))
-    return spans
+        characters = int(starts[first]), int(ends[last])
+        spans.setdefault(characters, AnswerSpan(*characters, float(logits[0, first]), float(logits[1, last])))
+    return list(spans.values())
 
 
 def span_probabilities(spans: list[AnswerSpan]) -> list[float]:

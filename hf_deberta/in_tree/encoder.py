@@ -85,7 +85,8 @@ def encoder_forward(in_tree: Callable) -> Callable:
         if shared is None:
             buckets = getattr(self, "position_buckets", -1)
             if _clamp_relative_distance and self.relative_attention and buckets > 0 and relative_pos is None:
-                relative_pos = self.get_rel_pos(hidden_states, query_states).clamp(1 - buckets, buckets - 1)
+                largest = buckets // 2 * 2 - 1  # the official bucket of k - 1
+                relative_pos = self.get_rel_pos(hidden_states, query_states).clamp(-largest, largest)
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
         layout, table = shared

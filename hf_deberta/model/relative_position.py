@@ -23,6 +23,7 @@ from .slots import cached, linear, slot
 
 logger = logging.get_logger(__name__)
 
+LONGEST_TEXT = 2**16  # tokens; rows that begin at a larger distance are ignored
 TERMS = ("c2p", "p2c", "p2p")  # content to position, position to content, position to position
 
 
@@ -206,18 +207,20 @@ def warn_past_largest_distance(length: int, parameters: tuple[int, int, bool] | 
         )
 
 
-def log_bucket(distance: numpy.ndarray, buckets: int, max_distance: int) -> numpy.ndarray:
-    """Bucket in (-buckets, buckets) of a signed distance.
+def log_bucket(distance: numpy.ndarray, buckets: int, max_distance: int, in_tree: bool = False) -> numpy.ndarray:
+    """Bucket of a signed distance: the official one, in (-buckets, buckets) below `max_distance`, or Transformers'.
 
-    Distances up to `buckets // 2` have a bucket each. The float32 arithmetic, with a Python float as divisor, is part
-    of the definition: released weights were trained with its rounding.
+    Distances up to `buckets // 2` have a bucket each. The float32 arithmetic, with a Python float as divisor, or in
+    Transformers a logarithm of float32, is part of the definition: weights were trained with its rounding.
     """
     middle = buckets // 2
-    magnitude = numpy.abs(distance).clip(min=middle - 1).astype(numpy.float32)
-    logarithmic = float32_log(magnitude / numpy.float32(middle))
-    logarithmic = numpy.ceil(logarithmic / numpy.float32(math.log((max_distance - 1) / middle)) * (middle - 1))
-    far = numpy.sign(distance) * (logarithmic.astype(numpy.int64) + middle)
-    return numpy.where(numpy.abs(distance) <= middle, distance, far)
+    magnitude = numpy.abs(distance).clip(min=middle).astype(numpy.float32) / numpy.float32(middle)
+    logarithm, divisor = float32_log(magnitude), numpy.float32(math.log((max_distance - 1) / middle))
+    if in_tree:
+        logarithm = numpy.log(magnitude, dtype=numpy.float64).astype(numpy.float32)
+        divisor = numpy.float32(math.log(numpy.float32((max_distance - 1) / middle)))
+    far = numpy.ceil(logarithm / divisor * (middle - 1)).astype(numpy.int64) + middle
+    return numpy.where(numpy.abs(distance) <= middle, distance, numpy.sign(distance) * far)
 
 
 def float32_log(x: numpy.ndarray) -> numpy.ndarray:
@@ -232,11 +235,11 @@ def float32_log(x: numpy.ndarray) -> numpy.ndarray:
 
 
 def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -> torch.Tensor:
-    """Table row of each distance in [-k, k], as a new tensor of 2k + 1 integers on the CPU.
+    """Table row of each distance in [-k, k], or more if rows change past k, as a new tensor of integers on the CPU.
 
     Distances beyond k have the row of k, see `rows_between`. With buckets, the official code clamps distances to
     k - 1 first, so both ends equal their neighbours; without buckets only -k has row 0. `clamp=False` is what in-tree
-    Transformers does: with buckets, too, -k and beyond have row 0.
+    Transformers does: row 0 begins at -k for even numbers of buckets, for odd ones further away; for 2 and 3 nowhere.
 
     >>> rows_of_distances(4).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 7]
@@ -247,12 +250,14 @@ def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -
 @lru_cache(maxsize=64)
 def row_numbers(max_distance: int, buckets: int = 0, clamp: bool = True) -> tuple[int, ...]:
     """`rows_of_distances` as Python integers, which have values even where tensors have none."""
-    distance, span = numpy.arange(-max_distance, max_distance + 1), max_distance
+    span, furthest = buckets if buckets > 0 else max_distance, max_distance
+    if not clamp and (middle := buckets // 2) > 1 and buckets % 2:
+        row_0 = middle * ((max_distance - 1) / middle) ** (middle / (middle - 1)) * (1 + 1e-6)  # above any rounding
+        furthest = max(furthest, int(row_0) + 1) if row_0 < LONGEST_TEXT else furthest
+    distance = numpy.arange(-furthest, furthest + 1)
     if buckets > 0:
-        span = buckets
-        distance = log_bucket(distance.clip(-(max_distance - 1), max_distance - 1), buckets, max_distance)
-        if not clamp:
-            distance[0] = -span
+        distance = distance.clip(1 - max_distance, max_distance - 1) if clamp else distance
+        distance = log_bucket(distance, buckets, max_distance, in_tree=not clamp)
     return tuple((distance + span).clip(0, 2 * span - 1).tolist())
 
 

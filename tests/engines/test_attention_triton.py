@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from numerics import assert_same_by_name, assert_within_budget, attend, lengths_mask, tiny_inputs, tiny_model
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
 from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator, unpadding
@@ -264,6 +265,15 @@ def test_tiles_between_documents_are_skipped():
         assert found[name][:, :, :16].isfinite().all(), name
 
 
+MASKS_BY_LENGTH = {
+    "padding": lambda length: {"mask": lengths_mask(length, length - 3)},
+    "packed": lambda length: {"cu_seqlens": torch.tensor([0, 5, length - 2])},
+    "documents, padding, causal": lambda length: {
+        "documents": numbers((7, length - 7)), "mask": lengths_mask(length, length - 1)[1:], "causal": True,
+    },
+}  # fmt: skip
+
+
 @interpreted
 def test_tokens_beyond_the_real_ones_change_nothing(monkeypatch, unpad_tiny_models, values_are_not_read):
     """CUDA graphs need round numbers. These tokens are documents of their own, none longer than a row."""
@@ -280,19 +290,22 @@ def test_tokens_beyond_the_real_ones_change_nothing(monkeypatch, unpad_tiny_mode
 
 
 @interpreted
-def test_compiles_to_one_graph():
-    leaves, rows, _ = inputs_of(BUCKETS, 18)
-    saturation = saturation_of(rows)
-    mask = AttentionMask(lengths_mask(18, 17)[1:], numbers((7, 11)), causal=True)
-
+@pytest.mark.parametrize("kind", MASKS_BY_LENGTH)
+def test_compiles_to_one_graph_for_all_lengths(kind):
     def attention(query, key, value, position_key, position_query):
-        positions = RelativePositions(position_key, position_query, rows, saturation, BOTH)
-        return disentangled_attention(query, key, value, positions, mask, backend="triton")[0]
+        positions = RelativePositions(position_key, position_query, rows, 12, BOTH)
+        return disentangled_attention(query, key, value, positions, AttentionMask(**fields), backend="triton")[0]
 
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    found, expected = results(compiled, leaves), results(attention, leaves)
-    for name in expected:
-        assert torch.equal(found[name], expected[name]), name
+    torch.compiler.reset()
+    counter, counts = CompileCounterWithBackend("aot_eager"), set()
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend=counter)
+    for length in (18, 21, 37):
+        fields, (leaves, rows, _) = MASKS_BY_LENGTH[kind](length), inputs_of(CLIPPED, length, 1 + (kind == "padding"))
+        found, expected = results(compiled, leaves), results(attention, leaves)
+        for name in expected:
+            assert torch.equal(found[name], expected[name]), name
+        counts.add(counter.frame_count)
+    assert len(counts) == 1  # nothing is compiled after the first length
 
 
 @interpreted

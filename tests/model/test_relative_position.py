@@ -3,11 +3,13 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from hf_deberta.model import relative_position
 from hf_deberta.model.relative_position import (
     may_be_pruned,
     row_numbers,
+    rows_at,
     rows_between,
     rows_for_length,
     rows_of_distances,
@@ -41,13 +43,16 @@ def test_distances_are_clamped_before_they_are_bucketed(case):
     assert rows[1:-1].tolist() == (log_bucket(torch.arange(1 - case[0], case[0]), case[1], case[0]) + case[1]).tolist()
 
 
-@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=str)
-def test_without_clamping_only_the_far_right_differs(case):
-    k, buckets = case
-    clamped, not_clamped = rows_of_distances(k, buckets), rows_of_distances(k, buckets, False)
-    assert not_clamped[0] == 0  # a key k or more to the right of its query
-    assert not_clamped[1:].tolist() == clamped[1:].tolist()
-    assert buckets == 0 or clamped[0] > 0
+def test_without_clamping_rows_are_those_of_transformers():
+    """Past k too. Its clamping to the table is a part of its attention."""
+    pairs = [(k, buckets) for buckets in range(2, 65) for k in range(buckets // 2 + 2, 65)]
+    for k, buckets in [*pairs, (512, 256), (512, 255), (2048, 512)]:
+        distance = torch.arange(-4 * k, 4 * k + 1)
+        expected = (make_log_bucket_position(distance, buckets, k).long() + buckets).clamp(0, 2 * buckets - 1)
+        assert torch.equal(rows_at(distance, rows_of_distances(k, buckets, clamp=False)), expected), (k, buckets)
+    far = torch.tensor([-90, -91, -(10**6)])  # of 15 buckets up to 64 the last is this far away
+    assert rows_at(far, rows_of_distances(64, 15, clamp=False)).tolist() == [1, 0, 0]
+    assert all(torch.equal(rows_of_distances(*case), rows_of_distances(*case, clamp=False)) for case in CLIPPED)
 
 
 @pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=str)

@@ -498,15 +498,15 @@ def tags_of_scores(scores: list[dict[str, float]], sentences: Sequence[Sentence]
 def write_conll_predictions(
     path: str | Path, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]
 ) -> None:
-    """Write CoNLL columns with word, label (if there is one) and prediction, as `conlleval` reads them."""
+    """Write CoNLL columns with word, label (if there is one) and prediction, spaces as _, as `conlleval` reads them."""
     last_document, lines = None, []
     for sentence, tags in zip(sentences, predicted, strict=True):
         columns = [sentence.words, tags] if sentence.tags is None else [sentence.words, sentence.tags, tags]
         if sentence.document != last_document:
             lines += [" ".join([DOCUMENT_START] + ["O"] * (len(columns) - 1)), ""]
             last_document = sentence.document
-        for word, *fields in zip(*columns, strict=True):
-            lines.append(" ".join([re.sub(r"[ \t\r\n]+", "_", word) or "_", *fields]))
+        for fields in zip(*columns, strict=True):
+            lines.append(" ".join(re.sub(r"[ \t\r\n]+", "_", field) or "_" for field in fields))
         lines.append("")
     write_lines(Path(path), lines)
 

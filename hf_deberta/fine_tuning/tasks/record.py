@@ -18,6 +18,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
+from hf_deberta.fine_tuning.answer_spans import WindowPart, window_parts
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
@@ -137,7 +138,7 @@ def encode_questions(
             f"the longest query of {split} has {longest} tokens, which leaves no room for the passage in "
             f"max_seq_length {max_length}: raise it"
         )
-    labelled = has_answers(rows)
+    labelled, shared = has_answers(rows), min(stride, room // 2)
 
     def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         encoded = tokenizer(
@@ -145,7 +146,7 @@ def encode_questions(
             [query.replace(PLACEHOLDER, mask) for query in batch["query"]],
             truncation="only_first",
             max_length=max_length,
-            stride=min(stride, room // 2),
+            stride=shared,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
@@ -153,10 +154,9 @@ def encode_questions(
         mentions = [mention_spans(entities) for entities in batch["entity_spans"]]
         names = [*encoded, "entity_indices", *["labels"] * labelled, "entities", "row"]
         inputs: dict[str, list] = {name: [] for name in names}
-        for window, row in enumerate(row_of_window):
-            is_first = window == 0 or row_of_window[window - 1] != row
-            is_last = window + 1 == len(row_of_window) or row_of_window[window + 1] != row
-            tokens = mention_tokens(encoded.sequence_ids(window), offsets[window], mentions[row], is_first, is_last)
+        parts = window_parts(encoded, offsets, row_of_window, 0, shared)
+        for window, (row, part) in enumerate(zip(row_of_window, parts, strict=True)):
+            tokens = mention_tokens(part, offsets[window], mentions[row])
             if not tokens:
                 continue
             for name in encoded:
@@ -185,25 +185,14 @@ def mention_spans(entities: dict[str, list] | list[dict]) -> list[tuple[int, int
 
 
 def mention_tokens(
-    sequence_ids: list[int | None],
-    offsets: list[tuple[int, int]],
-    mentions: list[tuple[int, int]],
-    is_first: bool,
-    is_last: bool,
+    part: WindowPart, offsets: list[tuple[int, int]], mentions: list[tuple[int, int]]
 ) -> dict[int, list[int]]:
-    """Return the tokens of each mention that is all in the window, by its number.
-
-    Args:
-        is_first: the window is the first of its passage; `is_last` likewise.
-    """
-    tokens = np.array([token for token, sequence in enumerate(sequence_ids) if sequence == 0], dtype=int)
-    if not len(tokens):
-        return {}
-    starts, ends = np.array([offsets[token] for token in tokens]).T
-    window_start, window_end = 0 if is_first else starts[0], np.inf if is_last else ends[-1]
+    """Return the tokens of each mention that is all in the window, by its number."""
+    tokens = np.arange(part.first, part.end)
+    starts, ends = np.array(offsets).T[:, part.first : part.end]
     mention_tokens = {}
     for number, (start, end) in enumerate(mentions):
-        if start >= window_start and end <= window_end:
+        if start >= part.start and end <= part.stop:
             in_mention = tokens[(starts < end) & (ends > start)]
             if len(in_mention):
                 mention_tokens[number] = in_mention.tolist()

@@ -302,5 +302,5 @@ def test_predictions_as_columns(tmp_path):
     assert lines[-3:] == ["New_York B-LOC O", "_ O O", ""]
     again = ner.sentences_from_table(ner.read_conll(path))
     assert [(s.words, s.document) for s in again[:3]] == [(s.words, s.document) for s in sentences[:3]]
-    ner.write_conll_predictions(path, [Sentence(["a"])], [["B-X"]])
-    assert path.read_text() == "a B-X\n\n" and not path.with_name("predictions.txt.unfinished").exists()
+    ner.write_conll_predictions(path, [Sentence(["a"])], [["B-first  name"]])
+    assert path.read_text() == "a B-first_name\n\n" and not path.with_name("predictions.txt.unfinished").exists()

@@ -1,5 +1,6 @@
 """SQuAD: file formats, the labelled tokens, the text of predicted answers, and invalid input."""
 
+import copy
 import gzip
 import json
 from itertools import pairwise
@@ -185,6 +186,27 @@ def test_labelled_tokens_give_the_answers_exactly(tokenizer, length, stride):
         assert list(predicted.predictions.values()) == ANSWERS
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("stride", [0, 20])
+def test_labelled_tokens_are_all_of_the_answer(tokenizer, stride, side):
+    """A window may begin or end between two tokens of a character, and other windows then have its answer."""
+    tokenizer, rows = copy.deepcopy(tokenizer), rows_of(ANSWERS)
+    tokenizer.truncation_side = side
+
+    def labelled(length):
+        for window in SquadEncoder(tokenizer, length, stride).evaluation_features(rows):
+            start, end = window["start_positions"], window["end_positions"]
+            if end != CLS_POSITION:
+                yield window["row"], window["input_ids"][start : end + 1]
+
+    expected = dict(labelled(384))
+    assert len(expected) == len(ANSWERS)
+    for length in range(48, 70):
+        found = list(labelled(length))
+        assert all(ids == expected[row] for row, ids in found)
+        assert stride == 0 or {row for row, _ in found} == set(expected)
+
+
 def test_windows_cover_the_context_and_share_the_stride(tokenizer):
     rows = rows_of(["Paris"])
     whole = SquadEncoder(tokenizer, 400, 0).evaluation_features(rows)[0]
@@ -292,23 +314,27 @@ def test_invalid_settings(tokenizer, field, value):
 
 
 def all_spans(start_logits, end_logits, starts, ends, most):
-    """All spans from a token with text to another, best first."""
-    texts = [i for i in range(len(starts)) if ends[i] > starts[i]]
-    spans = [(i, j) for i in texts for j in texts if i <= j < i + most]
-    return sorted(spans, key=lambda span: start_logits[span[0]] + end_logits[span[1]], reverse=True)
+    """The scores of all spans from a token with text to another by their characters, best first."""
+    texts, scores = [i for i in range(len(starts)) if ends[i] > starts[i]], {}
+    for i, j in ((i, j) for i in texts for j in texts if i <= j < i + most):
+        characters, score = (starts[i], ends[j]), start_logits[i] + end_logits[j]
+        scores[characters] = max(score, scores.get(characters, score))
+    return sorted(scores.items(), key=lambda item: -item[1])
 
 
+@pytest.mark.parametrize("repeats", [1, 4])
 @pytest.mark.parametrize(("tokens", "number", "most"), [(1, 3, 5), (7, 4, 3), (30, 20, 8), (30, 1, 100), (5, 99, 5)])
-def test_best_spans_against_exhaustive_search(tokens, number, most):
+def test_best_spans_against_exhaustive_search(tokens, number, most, repeats):
+    """With several tokens for a character too."""
     rng = np.random.default_rng(tokens)
     lengths = rng.integers(0, 3, tokens)
-    ends = lengths.cumsum()
-    starts = ends - lengths
-    logits = rng.normal(size=(2, tokens))
+    ends = lengths.cumsum().repeat(repeats)
+    starts = ends - lengths.repeat(repeats)
+    logits = rng.normal(size=(2, tokens * repeats))
     expected = all_spans(*logits, starts, ends, most)[:number]
     spans = sorted(best_spans(logits, starts, ends, number, most), key=lambda span: -span.score)
-    assert [(x.start, x.end) for x in spans] == [(starts[i], ends[j]) for i, j in expected]
-    assert [x.score for x in spans] == pytest.approx([logits[0, i] + logits[1, j] for i, j in expected])
+    assert [(x.start, x.end) for x in spans] == [characters for characters, _ in expected]
+    assert [x.score for x in spans] == pytest.approx([score for _, score in expected])
 
 
 def features_of(*windows) -> Dataset:
