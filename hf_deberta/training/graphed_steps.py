@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map
-from transformers import Trainer
 from transformers.utils import logging
 
 from hf_deberta.engines.guards import PLAIN_TENSORS, has_global_hooks_or_modes, hooks
+from hf_deberta.engines.unpadding import round_up
+from hf_deberta.training.real_tokens import CountingCollator, RealTokensMixin
 
 WARMUP_CALLS = 2  # for each combination of shapes, they run eagerly: they compile kernels and fill caches
 MAX_GRAPHS = 32
@@ -219,7 +220,7 @@ def inspect(model: nn.Module) -> tuple[list[tuple[int, bool]], str | None]:
     return addresses, reason
 
 
-class GraphedStepsMixin(Trainer):
+class GraphedStepsMixin(RealTokensMixin):
     """Mixin for a `Trainer` whose steps on a GPU are replayed as CUDA graphs, in training, evaluation and prediction.
 
     Let the collator pad to a multiple (`pad_to_multiple_of=64`), so that there are few combinations of shapes. With an
@@ -234,6 +235,8 @@ class GraphedStepsMixin(Trainer):
         if self.uses_graphs and reason is not None:
             self.uses_graphs = False
             logger.warning(f"steps run without CUDA graphs: {reason}")
+        if self.uses_graphs and isinstance(self.data_collator, CountingCollator):
+            self.data_collator.round_number = round_up
 
     def reason_against_graphs(self) -> str | None:
         """Return what in this trainer a graph would leave out, or None."""

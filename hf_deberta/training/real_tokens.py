@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import Trainer
 
-from hf_deberta.engines.unpadding import is_right_padded, round_up
+from hf_deberta.engines.unpadding import is_right_padded
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 
 NUM_REAL_TOKENS = "num_real_tokens"
@@ -35,9 +35,7 @@ class RealTokensMixin(Trainer):
         is_input = isinstance(model, HfDebertaPreTrainedModel) or NUM_REAL_TOKENS in signature(model.forward).parameters
         one_collates_for_all = self.accelerator.dispatch_batches or isinstance(self.train_dataset, IterableDataset)
         if is_input and self.args.n_gpu <= 1 and not one_collates_for_all:
-            # a CUDA graph holds for one number
-            round_number = round_up if getattr(self, "uses_graphs", False) else int
-            self.data_collator = CountingCollator(self.data_collator, round_number)
+            self.data_collator = CountingCollator(self.data_collator)
 
 
 class CountingCollator:
@@ -46,6 +44,9 @@ class CountingCollator:
     >>> collate = CountingCollator(DataCollatorWithPadding(tokenizer))
     >>> collate([{"input_ids": [1, 5, 2]}, {"input_ids": [1, 2]}])["num_real_tokens"]
     5
+
+    Args:
+        round_number: makes the number larger; with `engines.unpadding.round_up` it has few different values.
     """
 
     def __init__(self, collate: Callable[[list[Any]], Any], round_number: Callable[[int], int] = int) -> None:

@@ -26,7 +26,6 @@ from hf_deberta.training.errors import InputError
 from hf_deberta.training.finite_values import FiniteValuesMixin
 from hf_deberta.training.graphed_steps import GraphedStepsMixin
 from hf_deberta.training.model_card import write_training_card
-from hf_deberta.training.real_tokens import RealTokensMixin
 from hf_deberta.training.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.training.run_identity import RunArguments, compare_with_recorded_run, record_run
 from hf_deberta.training.uneven_batches import UnevenBatchesMixin
@@ -34,7 +33,7 @@ from hf_deberta.training.uneven_batches import UnevenBatchesMixin
 logger = logging.get_logger(__name__)
 
 
-class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicCheckpointsMixin, GraphedStepsMixin):
+class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, GraphedStepsMixin):
     """`Trainer` with whole and finite checkpoints, a row order that resumes exactly, and one run in a folder.
 
     A subclass says what identifies its run (`identifying_settings`) and in which order it reads rows

@@ -1,20 +1,17 @@
 """Steps as graphs: recorded on the CPU (tests/recorded_graphs.py), and as CUDA graphs where there is a GPU."""
 
 import random
-import sys
 
 import pytest
 import torch
 from all_trainers import STEPS, TRAINERS
 from numerics import tiny_inputs, tiny_model
-from recorded_graphs import record
+from recorded_graphs import record, use_recorded_graphs
 from tiny_pairs import tiny_pair, trainer_of
 from tiny_trainers import classifier
 from torch import nn
-from transformers import masking_utils
 
 from hf_deberta import HfDebertaForSequenceClassification
-from hf_deberta.engines import onednn
 from hf_deberta.engines.unpadding import round_up
 from hf_deberta.training import graphed_steps
 from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps
@@ -34,13 +31,7 @@ DEVICES = [
 def device(request, monkeypatch):
     """Graphs on this device; on the CPU, values are not read, as on a GPU."""
     if request.param == "cpu":
-        monkeypatch.setattr(graphed_steps, "capture", record)
-        monkeypatch.setattr(graphed_steps, "has_graphs", lambda device: True)
-        monkeypatch.setattr(onednn, "prefers_onednn", lambda: False)
-        monkeypatch.setattr(masking_utils, "is_tracing", lambda tensor=None: True)  # as while a GPU captures
-        for name, module in [*sys.modules.items()]:
-            if name.startswith("hf_deberta") and hasattr(module, "can_read_values"):
-                monkeypatch.setattr(module, "can_read_values", lambda tensor: False)
+        use_recorded_graphs(monkeypatch)
     return request.param
 
 
@@ -77,6 +68,20 @@ def test_resuming_between_graphs_is_exact(device, tmp_path):
     assert trainer.graphed["training"].graphs and trainer.state.global_step == whole.state.global_step
     for found, expected in zip(trainer.model.parameters(), weights, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_recorded_graph_notices_freed_memory(freed):
+    outside, result = [torch.ones(3)], torch.zeros(3)
+    replay, _ = record(lambda: result.copy_(outside[0] + 1))
+    if freed:
+        outside.clear()
+        with pytest.raises(RuntimeError, match="memory that was freed"):
+            replay()
+    else:
+        outside[0].fill_(4)
+        replay()
+        assert result.tolist() == [5, 5, 5]
 
 
 # ---- a loop of one's own -----------------------------------------------------------------------------------------

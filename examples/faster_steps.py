@@ -1,15 +1,16 @@
-"""Fine-tune with Trainer and `torch_compile`: how long does a step take, and how long the first one, which compiles?
+"""Fine-tune with Trainer as usual, compiled, or with CUDA graphs: how long does a step take?
 
-    python examples/compiled_trainer.py --train_file train.jsonl
-    python examples/compiled_trainer.py --train_file train.jsonl --eager    # without torch_compile, to compare
+    python examples/faster_steps.py --train_file train.jsonl --steps eager
+    python examples/faster_steps.py --train_file train.jsonl --steps compiled
+    python examples/faster_steps.py --train_file train.jsonl --steps graphed    # on a GPU
 
 Rows have a `sentence` and a `label`, which counts from 0: {"sentence": "a fine film", "label": 1}. It prints:
 
     first two steps: ... s; then ... s a step (median); loss of the last 10 steps ...
 
-The first batch gets a graph for its shape, the second length one for all lengths. A smaller last batch might need a
-third, so it is dropped. Measure before you compile: on a CPU, compiled graphs compute padding, which the model leaves
-out otherwise.
+Compiled: the first batch gets a graph for its shape, the second length one for all lengths. A smaller last batch might
+need a third, so it is dropped. Measure before you compile: compiled graphs compute padding, which the model leaves out
+otherwise. Graphed: each combination of shapes gets a graph, so batches are padded to a multiple of 64 tokens.
 """
 
 import argparse
@@ -22,6 +23,11 @@ from datasets import load_dataset
 from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaTokenizer
+from hf_deberta.training.graphed_steps import GraphedStepsMixin
+
+
+class GraphedTrainer(GraphedStepsMixin, Trainer):
+    """`Trainer` with CUDA graphs."""
 
 
 class StepTimes(TrainerCallback):
@@ -44,12 +50,12 @@ def main(flags: list[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="microsoft/deberta-v3-base", help="folder or Hub id")
     parser.add_argument("--train_file", required=True)
-    parser.add_argument("--output_dir", default="compiled_trainer")
+    parser.add_argument("--output_dir", default="faster_steps")
     parser.add_argument("--max_steps", type=int, default=-1, help="default: one epoch")
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--learning_rate", type=float, default=2e-5)
     parser.add_argument("--backend", default="inductor", help="of torch.compile; inductor needs a C++ compiler on CPUs")
-    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--steps", choices=("eager", "compiled", "graphed"), default="compiled")
     arguments = parser.parse_args(flags)
     set_seed(0)
 
@@ -66,12 +72,13 @@ def main(flags: list[str] | None = None) -> list[float]:
         warmup_steps=0.1,
         logging_steps=1,
         dataloader_drop_last=True,
-        torch_compile=not arguments.eager,
-        torch_compile_backend=None if arguments.eager else arguments.backend,
+        torch_compile=arguments.steps == "compiled",
+        torch_compile_backend=arguments.backend if arguments.steps == "compiled" else None,
         save_strategy="no",
     )
-    times = StepTimes()
-    trainer = Trainer(model, settings, DataCollatorWithPadding(tokenizer), rows, callbacks=[times])
+    times, graphed = StepTimes(), arguments.steps == "graphed"
+    collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=64 if graphed else None)
+    trainer = (GraphedTrainer if graphed else Trainer)(model, settings, collator, rows, callbacks=[times])
     trainer.train()
     trainer.save_model()
     tokenizer.save_pretrained(arguments.output_dir)
