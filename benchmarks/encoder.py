@@ -50,7 +50,6 @@ from hf_deberta.engines.unpadding import round_up
 from hf_deberta.gpu_check import time_interleaved
 from hf_deberta.model.attention import AUTO, BACKENDS
 from hf_deberta.pretraining.throughput import peak_operations, training_operations
-from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps
 
 # Lengths of 32 random pairs of MNLI's validation set, in word pieces of a 30k vocabulary.
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
@@ -222,6 +221,8 @@ def make_whole_step(
     peer: str, model: Any, inputs: dict[str, Any], labels: torch.Tensor | None, args: argparse.Namespace
 ) -> Callable[[], None]:
     """Return a call that updates the weights of a classifier once."""
+    from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps  # imports Trainer, which forward needs not
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     batch = len(inputs["input_ids"])
     inputs["labels"] = torch.zeros(batch, dtype=torch.long, device=args.device) if labels is None else labels

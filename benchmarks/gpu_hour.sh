@@ -3,8 +3,8 @@
 #
 #     benchmarks/gpu_hour.sh RESULTS [PYTHON]
 #
-# Needs torch with CUDA, transformers, triton and pytest; uses pytest-xdist, disentangled-flash and flashdeberta where
-# they are installed. Each step has LIMIT seconds (default 590); if one fails, the next goes on. RESULTS gets steps.txt,
+# Needs torch with CUDA, transformers, triton and pytest; for the steps "graphs" and "end to end" also datasets and
+# evaluate; uses pytest-xdist, disentangled-flash and flashdeberta where they are installed. Each step has LIMIT seconds (default 590); if one fails, the next goes on. RESULTS gets steps.txt,
 # log.txt and the result files (*.csv). Repeat the command to run what steps.txt does not call finished at this commit.
 # ONLY="check|forward" runs the steps whose name matches; ON=cpu rehearses all with small shapes on a CPU.
 set -u
@@ -34,7 +34,11 @@ check=("$python" -m hf_deberta gpu-check)
 attention=("$python" -W ignore benchmarks/attention_gpu.py)
 encoder=("$python" -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --repeats 31)
 pretraining=("$python" -W ignore benchmarks/pretraining.py)
-short=(8x128 8x512 32x512 mnli) long=(4x2048 1x8192) longest=(1x16384 1x32768 --repeats 7) large=v3-large
+end_to_end=("$python" -W ignore benchmarks/end_to_end.py)
+whole=(in-tree bert "ours sdpa" "ours triton")
+whole_graphs=("bert, CUDA graph" "ours sdpa, CUDA graph" "ours triton, CUDA graph")
+whole_compiled=("in-tree, compiled" "bert, compiled" "ours sdpa, layers compiled" "ours triton, layers compiled")
+short=(8x128 8x512 32x512) long=(4x2048 1x8192) longest=(1x16384 1x32768 --repeats 7) large=v3-large
 graphs=(in-tree "in-tree, compiled" bert "ours sdpa, no cuDNN")
 for backend in sdpa triton; do
     graphs+=("ours $backend" "ours $backend, compiled" "ours $backend, CUDA graph")
@@ -44,6 +48,8 @@ if [ "${ON:-cuda}" = cpu ]; then
     attention=(env TRITON_INTERPRET=1 "${attention[@]}" --dry_run)
     encoder=("$python" -W ignore benchmarks/encoder.py --preset tiny --repeats 1 --peers in-tree bert "ours sdpa")
     pretraining+=(--device cpu --preset tiny --batch 2 --length 64 --repeats 1)
+    end_to_end+=(--preset tiny --rows 64)
+    whole=(in-tree bert "ours sdpa") whole_graphs=() whole_compiled=(bert)
     short=(1x16) long=(1x32) longest=(1x64) large=tiny graphs=(in-tree "ours sdpa")
 fi
 
@@ -54,9 +60,14 @@ fi
 
 step correctness "${tests[@]}" -k "bfloat16 and not others"
 step check "${check[@]}"
+step graphs "$python" -m pytest -q -m gpu -p no:cacheprovider tests/training/test_graphed_steps.py
+step "whole steps" "${encoder[@]}" --mode step --cases mnli "${short[@]}" --peers "${whole[@]}" "${whole_graphs[@]}"
+step "end to end" "${end_to_end[@]}"
+step "whole steps, large" "${encoder[@]}" --mode step --preset $large --cases mnli --peers "${whole[@]}" "${whole_graphs[@]}"
+step "whole steps, compiled" "${encoder[@]}" --mode step --cases mnli "${short[0]}" --peers "${whole_compiled[@]}"
 step attention "${attention[@]}" --lengths 512 2048 8192
 for mode in training forward; do
-    step "$mode, short" "${encoder[@]}" --mode $mode --cases "${short[@]}"
+    step "$mode, short" "${encoder[@]}" --mode $mode --cases "${short[@]}" mnli
     step "$mode, long" "${encoder[@]}" --mode $mode --cases "${long[@]}"
     step "$mode, longest" "${encoder[@]}" --mode $mode --cases "${longest[@]}"
     step "$mode, large" "${encoder[@]}" --mode $mode --preset $large --cases "${short[0]}"
