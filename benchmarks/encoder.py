@@ -221,7 +221,7 @@ def make_whole_step(
     peer: str, model: Any, inputs: dict[str, Any], labels: torch.Tensor | None, args: argparse.Namespace
 ) -> Callable[[], None]:
     """Return a call that updates the weights of a classifier once."""
-    from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps  # imports Trainer, which forward needs not
+    from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps  # imported late: it imports Trainer
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     batch = len(inputs["input_ids"])

@@ -121,7 +121,7 @@ class GraphedSteps:
     def _try_to_capture(self, key: Hashable, inputs: dict[str, Any]) -> None:
         """Add a graph if it computes what the step computes; otherwise say why not. Gradients stay as they are."""
         devices = [self.device] if self.device.type == "cuda" else []
-        restore = self._save()
+        restore = self._snapshot()
         try:
             with torch.random.fork_rng(devices):
                 expected = self._results(self.step(inputs))
@@ -154,7 +154,7 @@ class GraphedSteps:
         results = [each for each in tree_leaves(outputs) if torch.is_tensor(each) and each.is_floating_point()]
         return [*results, nn.utils.get_total_norm(gradients)]
 
-    def _save(self) -> Callable[[], None]:
+    def _snapshot(self) -> Callable[[], None]:
         """Return a function that restores gradients, buffers and statistics."""
         weights = [(weight, weight.grad) for weight in self.model.parameters()]
         changed = [gradient for _, gradient in weights if gradient is not None]
