@@ -65,7 +65,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if torch.is_tensor(leaf)]
 
 
-def record(call, pool=None):
+def record(call, pool=None, stream=None):
     """Take the place of `graphed_steps.capture`."""
     with torch.random.fork_rng([]), Recorder() as recorder:  # a GPU draws nothing while it records
         outputs = call()

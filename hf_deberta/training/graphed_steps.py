@@ -71,6 +71,7 @@ class GraphedSteps:
         self.model, self.step, self.statistics, self.device = model, step, statistics, weight.device
         self.tolerance = TOLERANCES.get(dtype or weight.dtype, max(TOLERANCES.values()))
         self.pool = torch.cuda.graph_pool_handle() if pool is None and weight.is_cuda else pool
+        self.stream = torch.cuda.Stream() if weight.is_cuda else None  # of eager steps and of captures
         self.reason: str | None = None  # why all steps run eagerly
         self.addresses: list[tuple[int, bool]] = []
         self.forget()
@@ -88,7 +89,18 @@ class GraphedSteps:
         self.calls[key] += 1
         if key not in self.graphs and self.calls[key] > WARMUP_CALLS and len(self.graphs) < MAX_GRAPHS:
             self._try_to_capture(key, inputs)
-        return self._replay(self.graphs[key], inputs) if key in self.graphs else self.step(inputs)
+        return self._replay(self.graphs[key], inputs) if key in self.graphs else self._run(inputs)
+
+    def _run(self, inputs: dict[str, Any]) -> Any:
+        """Run a step eagerly on the stream of the captures: autograd adds gradients where it added them last."""
+        if self.stream is None:
+            return self.step(inputs)
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            outputs = self.step(inputs)
+        current.wait_stream(self.stream)
+        return outputs
 
     def _may_replay(self) -> bool:
         """Return whether a graph holds all that the model does; drop the graphs of other weights."""
@@ -116,7 +128,7 @@ class GraphedSteps:
                 fixed.copy_(weight.grad)
             weight.grad = fixed
         graph.replay()
-        return tree_map(lambda each: each.clone() if torch.is_tensor(each) else each, graph.outputs)
+        return map_tensors(torch.Tensor.clone, graph.outputs)
 
     def _try_to_capture(self, key: Hashable, inputs: dict[str, Any]) -> None:
         """Add a graph if it computes what the step computes; otherwise say why not. Gradients stay as they are."""
@@ -124,7 +136,7 @@ class GraphedSteps:
         restore = self._snapshot()
         try:
             with torch.random.fork_rng(devices):
-                expected = self._results(self.step(inputs))
+                expected = self._results(self._run(inputs))
             if not all(bool(result.isfinite().all()) for result in expected):
                 return  # fp16 looks for its scale
             fixed = {name: value.to(self.device, copy=True) for name, value in inputs.items() if torch.is_tensor(value)}
@@ -133,8 +145,8 @@ class GraphedSteps:
                 if weight.grad is not None:
                     weight.grad = self.gradients.setdefault(weight, weight.grad)
                     gradients.append((weight, weight.grad))
-            replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool)
-            graph = Graph(replay, fixed, outputs, gradients)
+            replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool, self.stream)
+            graph = Graph(replay, fixed, map_tensors(torch.Tensor.detach, outputs), gradients)
             restore()
             with torch.random.fork_rng(devices):
                 found = self._results(self._replay(graph, inputs))
@@ -175,16 +187,20 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def capture(call: Callable[[], Any], pool: Any) -> tuple[Callable[[], None], Any]:
+def capture(call: Callable[[], Any], pool: Any, stream: Any) -> tuple[Callable[[], None], Any]:
     """Return what replays the kernels of a call, and the call's results, which each replay overwrites."""
     needed = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()  # by the largest step so far
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     if free < 2 * needed:  # a graph keeps its memory, and others run eagerly
         raise MemoryError(f"steps take up to {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads load data
+    with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):  # other threads load data
         outputs = call()
     return graph.replay, outputs
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], outputs: Any) -> Any:
+    return tree_map(lambda each: function(each) if torch.is_tensor(each) else each, outputs)
 
 
 def shape_of(value: Any) -> Any:
