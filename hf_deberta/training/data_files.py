@@ -1,4 +1,4 @@
-"""Read a file of rows: json lines, csv, tsv or parquet, also gzipped; name the file and row of a mistake.
+"""Rows of files as a Dataset: json lines, csv, tsv or parquet, also gzipped; name the file and row of a mistake.
 
 A function that checks rows raises `RowError`, and `input_errors` names the file:
 
@@ -7,33 +7,34 @@ A function that checks rows raises `RowError`, and `input_errors` names the file
 InputError: train.jsonl, row 7: the question must be text, not null
 """
 
-import csv
 import glob
+import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from functools import cache, partial
+from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 from datasets import Dataset
+from datasets.fingerprint import Hasher
+from datasets.table import MemoryMappedTable
 from transformers.utils import logging
 
-from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
-from hf_deberta.training.file_faults import check_file, describe, file_kind, raise_fault, read_lines
+from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows, one_line
+from hf_deberta.training.file_faults import DAMAGED, DIALECTS, describe, file_kind, hash_file, open_file, read_rows
 
-BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet", "txt": "text"}
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
-CSV_OPTIONS = {"keep_default_na": False, "na_values": [""]}  # "None" and "NA" are words
-OPTIONS: dict[str, dict[str, Any]] = {
-    "csv": CSV_OPTIONS,
-    "tsv": {**CSV_OPTIONS, "sep": "\t", "quoting": csv.QUOTE_NONE},  # quotation marks are text, as in files of GLUE
-}
-CHECKED = "hf_deberta_checked"
+ROWS_PER_BATCH = 1000  # in memory while rows are written
+MIXED = pyarrow.json_() if hasattr(datasets, "Json") else None  # the type of a column whose values have several
 MAX_FILES_IN_MESSAGE = 3
-LEFT_OUT, EXPANDED = "(left out)", "(expanded)"  # among the names of files in `info.download_checksums`
 
 logger = logging.get_logger(__name__)
 
@@ -41,79 +42,119 @@ logger = logging.get_logger(__name__)
 # 1. Read files
 
 
-def read_table(file: str | Path, kinds: Sequence[str] = TABLES, rows_field: str | None = None) -> Dataset:
-    """Read the rows of a file, gzipped or not.
-
-    Args:
-        kinds: file types to accept.
-        rows_field: the field of a JSON object that holds the rows.
-    """
+def read_table(file: str | Path, kinds: Sequence[str] = TABLES) -> Dataset:
+    """Read the rows of a file of one of these types, gzipped or not."""
     if file_kind(file) not in kinds and not Path(file).is_dir():
         raise InputError(f"{file} is none of {', '.join(kinds)}")
-    field: dict[str, Any] = {} if rows_field is None else {"field": rows_field, "encoding": "utf-8-sig"}
-    rows = load_files(file_kind(file), [str(file)], **field)
-    return with_numbers(rows) if is_csv(rows) else rows
+    rows = read_parquet([file]) if file_kind(file) == "parquet" else cache_rows([file], partial(read_rows, file))
+    return set_source(rows, [file], [len(rows)])
 
 
-def with_numbers(rows: Dataset) -> Dataset:
-    """Make numbers of the fields of a csv file, column by column, where that loses nothing: 0012 and 3.50 stay text."""
-    features = rows.features.copy()
-    for column in rows.column_names:
-        for kind, number in (("int64", np.int64), ("float64", float)):
-            with suppress(ValueError, OverflowError):  # no number, or a large one
-                if all(str(number(text)) == text for text in rows[column] if text is not None):
-                    features[column] = datasets.Value(kind)
-                    break
-    return rows if features == rows.features else rows.cast(features)
+def cache_rows(
+    files: Sequence[str | Path],
+    make_rows: Callable[[], Iterable[dict[str, Any]]],
+    features: Mapping[str, Any] | None = None,
+    cache_dir: str | None = None,
+    **options: Any,
+) -> Dataset:
+    """Return rows that are made of files. They are written to a cache, once for each content of the files.
 
-
-def load_files(
-    kind: str, files: Sequence[str], streaming: bool = False, cache_dir: str | None = None, **options: Any
-) -> Any:
-    """Return the rows of files of one type as a Dataset, or as an IterableDataset if `streaming`.
-
-    Files are checked before they are read for the first time; afterwards `datasets` has a copy of their rows. Its name
-    begins with `CHECKED`, so a copy that other code has made without our check is never used. Of several files, some
-    may be empty, as parts that Spark writes.
+    Args:
+        make_rows: is called again if the types of columns become others.
+        features: the types of the columns; by default those of their values.
+        options: what the rows depend on besides the files.
     """
-    options = {"cache_dir": cache_dir, **OPTIONS.get(kind, {}), **options}
-    options["data_files"] = [glob.escape(file) for file in files]  # `datasets` takes names for patterns
-    checked = [file for file in files if len(files) == 1 or not Path(file).is_file() or Path(file).stat().st_size]
+    with input_errors(list_files(files), OSError):
+        contents = [("".join(Path(file).suffixes[-2:]), hash_file(file)) for file in files]
+    key = Hasher.hash([contents, features, options, code_hash()])
+    path = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "hf_deberta" / key / "rows.arrow"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        schema = datasets.Features(features).arrow_schema if features else None
+        with TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
+            unfinished = Path(folder) / path.name
+            with input_errors(list_files(files), pyarrow.ArrowException, OverflowError, RecursionError):
+                _write_rows(unfinished, make_rows, schema)
+            os.replace(unfinished, path)
+    return Dataset(MemoryMappedTable.from_file(str(path)), fingerprint=key)
+
+
+def _write_rows(path: Path, make_rows: Callable[[], Iterable[dict[str, Any]]], schema: pyarrow.Schema | None) -> None:
+    """Write rows in batches; again if a later batch has changed the type of a column, or has more columns."""
+    types: dict[str, pyarrow.DataType] = {}
+    while True:
+        rows, writer, is_whole = iter(make_rows()), None, True
+        with pyarrow.OSFile(str(path), "wb") as file:
+            while batch := list(islice(rows, ROWS_PER_BATCH)):
+                if schema is None:
+                    columns = {name: [row.get(name) for row in batch] for name in dict.fromkeys(chain(types, *batch))}
+                    arrays = {name: _as_array(name, columns[name], types.get(name)) for name in columns}
+                    is_whole &= writer is None or types == {name: array.type for name, array in arrays.items()}
+                    types = {name: array.type for name, array in arrays.items()}
+                    table = pyarrow.table(arrays)
+                else:
+                    table = pyarrow.Table.from_pylist(batch, schema)
+                if is_whole and table.num_columns:
+                    writer = writer or pyarrow.ipc.new_stream(file, table.schema)
+                    writer.write_table(table)
+            if writer is None:
+                raise InputError("there are no rows")
+            writer.close()
+        if is_whole:
+            return
+
+
+def _as_array(name: str, values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Array:
+    """Return the values of a column, whose type is that of earlier ones or, if they do not fit, one for all."""
+    if before is None or before != MIXED:
+        with suppress(pyarrow.ArrowException, OverflowError):
+            array = pyarrow.array(values)
+            fields = [pyarrow.schema([("", kind)]) for kind in (before or pyarrow.null(), array.type)]
+            kind = pyarrow.unify_schemas(fields, promote_options="permissive").types[0]
+            if not {bool, float} <= set(map(type, values)):  # Arrow takes true for 1.0
+                return array if array.type == kind else pyarrow.array(values, kind)
+    texts = [None if value is None else json.dumps(value) for value in values]
+    for value, text in zip(values, texts, strict=True):
+        with suppress(ValueError, AttributeError):  # a too large number, or an old release without this type
+            if text is None or json.dumps(datasets.Json().decode_example(text)) == text:
+                continue
+        raise InputError(f"the column {name!r} has values of different types, among them {describe(value)}")
+    return pyarrow.array(texts, MIXED)
+
+
+def read_parquet(
+    files: Sequence[str | Path], streaming: bool = False, cache_dir: str | None = None, **options: Any
+) -> Any:
+    """Return the rows of parquet files as a Dataset, or as an IterableDataset if `streaming`."""
+    options |= {"data_files": [glob.escape(str(file)) for file in files], "cache_dir": cache_dir}
     with input_errors(list_files(files), Exception), _quiet_datasets():
-        try:
-            if BUILDERS[kind] == "csv":
-                names = next(iter([read_header(file, kind) for file in checked]), [])
-                options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string")))
-            if streaming:
-                rows = datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)
-                return set_source(rows, files)
-            builder = datasets.load_dataset_builder(BUILDERS[kind], CHECKED, **options)
-            if not Path(builder.cache_dir).exists():
-                for file in checked:
-                    check_file(file)
-            builder.download_and_prepare()
-        except Exception:
-            raise_fault(checked)
-            raise
-        if builder.info.splits is None or not builder.info.splits["train"].num_examples:
-            raise InputError(f"{list_files(files)} has no rows")
+        if streaming:
+            return datasets.load_dataset("parquet", split="train", streaming=True, **options)
+        # the name keeps `datasets` from taking its copy of another content with the same time for these files
+        builder = datasets.load_dataset_builder("parquet", Hasher.hash([*map(hash_file, files)]), **options)
+        if not Path(builder.cache_dir).exists():
+            for file in files:
+                _check_parquet(file)
+        builder.download_and_prepare()
         rows = builder.as_dataset(split="train")
-    return set_source(rows, files, [len(rows)] if len(files) == 1 else ())
+        if len(rows) == 0:
+            raise InputError("there are no rows")
+    return rows
 
 
-def read_header(file: str | Path, kind: str) -> list[str]:
-    """Return the names of the columns of a csv or tsv file, as pandas gives them."""
-    csv.field_size_limit(2**31 - 1)  # as large as Windows allows
-    dialect = OPTIONS[kind]
-    lines = csv.reader(
-        map("{}\n".format, read_lines(file)), delimiter=dialect.get("sep", ","), quoting=dialect.get("quoting", 0)
-    )
-    header, *row = [*islice(filter(None, lines), 2)] or [[]]
-    if len(set(header)) < len(header):
-        raise InputError(f"{file}: the header has the column {max(header, key=header.count)!r} more than once")
-    if row and len(row[0]) > len(header):
-        raise InputError(f"{file}: the rows have more fields than the header")
-    return [name or f"Unnamed: {number}" for number, name in enumerate(header)]
+def _check_parquet(file: str | Path) -> None:
+    try:
+        with open_file(file) as opened:
+            for batch in pyarrow.parquet.ParquetFile(opened).iter_batches():
+                batch.validate(full=True)
+    except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
+        raise InputError(f"{file} cannot be read as parquet: {one_line(error)}") from error
+
+
+@cache
+def code_hash() -> str:
+    """Return a hash of this package: `datasets` would take cached rows and inputs for those of other code."""
+    return Hasher.hash([file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py"))])
 
 
 def warn_of_shared_files(files: Mapping[str, Sequence[str | Path]]) -> None:
@@ -145,31 +186,47 @@ def list_files(files: Sequence[str | Path]) -> str:
 # 2. Name the file and number of a row
 
 
+@dataclass
+class RowsInfo(datasets.DatasetInfo):
+    """The info of a Dataset, which `map`, `select` and so on keep, with the files that its rows come from.
+
+    Attributes:
+        files: the number of rows of each, None where they are not known.
+        is_expanded: several rows may be made of a row in a file.
+        left_out: numbers in the files of rows that are not in the Dataset, from 0.
+    """
+
+    files: dict[str, int | None] = field(default_factory=dict)
+    is_expanded: bool = False
+    left_out: list[int] = field(default_factory=list)
+
+
 def set_source(
     rows: Dataset, files: Sequence[str | Path], counts: Sequence[int] = (), expanded: bool = False
 ) -> Dataset:
-    """Record the files that rows come from; rows made by `map`, `select` and so on keep them.
+    """Record the files, or the name of the dataset, that rows come from.
 
     Args:
         counts: the number of rows of each file, if the rows are those of the files, one after the other.
         expanded: several rows may be made of a row in a file.
     """
     known = dict(zip(map(str, files), counts, strict=False))
-    rows.info.download_checksums = {str(file): {"rows": known.get(str(file))} for file in files}
-    if expanded:
-        rows.info.download_checksums[EXPANDED] = {}
+    numbers = {str(file): known.get(str(file)) for file in files}
+    return _with_info(rows, files=numbers, is_expanded=expanded, left_out=[])
+
+
+def _with_info(rows: Dataset, **fields: Any) -> Dataset:
+    rows._info = RowsInfo(**{**vars(rows.info), **fields})
     return rows
 
 
-def source_files(rows: Dataset) -> list[str]:
-    """Return the files, or the name of the dataset, that `set_source` recorded."""
-    return list(row_counts(rows))
+def _info(rows: Dataset) -> RowsInfo:
+    return rows.info if isinstance(rows.info, RowsInfo) else RowsInfo()
 
 
 def row_counts(rows: Dataset) -> dict[str, int | None]:
     """Return the number of rows of each source file, None where rows of the dataset are not rows of the file."""
-    sources = rows.info.download_checksums or {}  # `datasets` may have put other fields there
-    return {name: source["rows"] for name, source in sources.items() if "rows" in (source or {})}
+    return _info(rows).files
 
 
 @dataclass(frozen=True)
@@ -185,7 +242,7 @@ class Source:
 
 def source_of(rows: Dataset, split: str) -> Source:
     """Return the place of rows, or of some of them, for `input_errors`."""
-    return Source(rows, f"expanded {split}" if EXPANDED in (rows.info.download_checksums or {}) else split)
+    return Source(rows, f"expanded {split}" if _info(rows).is_expanded else split)
 
 
 def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str:
@@ -194,7 +251,7 @@ def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str
     Args:
         numbers: of rows of the dataset, counted from 0. If they are in several files, those in the first are named.
     """
-    files = list_files(source_files(rows))
+    files = list_files([*row_counts(rows)])
     if not numbers:
         return files
     total, numbers = len(numbers), [_number_in_files(rows, number) for number in numbers]
@@ -212,14 +269,14 @@ def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str
 def leave_out(rows: Dataset, numbers: Collection[int]) -> Dataset:
     """Return the other rows, which messages still number as in their files."""
     kept = rows.select([number for number in range(len(rows)) if number not in numbers])
-    gone = sorted({_number_in_files(rows, number) for number in numbers} | set(left_out_rows(rows)))
-    kept.info.download_checksums = {**(rows.info.download_checksums or {}), LEFT_OUT: {"numbers": gone}}
-    return kept
+    return _with_info(
+        kept, left_out=sorted({_number_in_files(rows, number) for number in numbers} | set(left_out_rows(rows)))
+    )
 
 
 def left_out_rows(rows: Dataset) -> list[int]:
     """Return the numbers in the files of the rows that `leave_out` has left out."""
-    return (rows.info.download_checksums or {}).get(LEFT_OUT, {}).get("numbers", [])
+    return _info(rows).left_out
 
 
 def _number_in_files(rows: Dataset, number: int) -> int:
@@ -230,8 +287,25 @@ def _number_in_files(rows: Dataset, number: int) -> int:
 
 def is_csv(rows: Dataset) -> bool:
     """True if the rows come from csv or tsv files."""
-    files = source_files(rows)
-    return bool(files) and all(file_kind(file) in ("csv", "tsv") for file in files)
+    files = row_counts(rows)
+    return bool(files) and all(file_kind(file) in DIALECTS for file in files)
+
+
+def number_type(rows: Dataset, column: str) -> str | None:
+    """Return int64 or float64 if the fields of a csv or tsv file are such numbers; 0012 and 3.50 are texts."""
+    for kind, number in (("int64", np.int64), ("float64", float)) if is_csv(rows) else ():
+        with suppress(ValueError, OverflowError):  # no number, or a large one
+            if all(str(number(text)) == text for text in rows[column] if text is not None):
+                return kind
+    return None
+
+
+def with_numbers(rows: Dataset, columns: Iterable[str]) -> Dataset:
+    """Return rows with numbers in those of the columns where `number_type` finds some."""
+    kinds = {name: number_type(rows, name) for name in columns if name in rows.column_names}
+    features = rows.features.copy()
+    features.update({name: datasets.Value(kind) for name, kind in kinds.items() if kind is not None})
+    return rows if features == rows.features else rows.cast(features)
 
 
 # 3. Requirements on rows

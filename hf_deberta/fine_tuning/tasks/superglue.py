@@ -60,7 +60,15 @@ from hf_deberta.fine_tuning.tasks.submission import submission_command, write_js
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
+from hf_deberta.training.data_files import (
+    check_rows,
+    csv_text,
+    read_table,
+    require_columns,
+    require_texts,
+    source_of,
+    with_numbers,
+)
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import describe
 
@@ -149,6 +157,7 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
     >>> flatten_split(Dataset.from_list([row]), "train", "wsc")[0]["span2_text"]
     'they'
     """
+    rows = with_numbers(rows, set(rows.column_names) - TEXT_COLUMNS)
     with input_errors(source_of(rows, split)):
         nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
         if flatten is not None and nested_column in rows.column_names:
