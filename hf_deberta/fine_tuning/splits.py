@@ -21,7 +21,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import code_hash, read_table, row_counts, set_source, warn_of_shared_files
+from hf_deberta.training.data_files import code_hash, info_of, read_table, set_source, warn_of_shared_files
 from hf_deberta.training.errors import InputError, input_errors
 
 SPLITS = ("train", "validation", "test")
@@ -137,7 +137,7 @@ def read_splits(
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
         if len(rows) == 0:
-            raise InputError(f"the split {split!r} is empty ({', '.join(row_counts(rows))})")
+            raise InputError(f"the split {split!r} is empty ({', '.join(info_of(rows).files)})")
         number = min(limits[split.partition("_")[0]] or len(rows), len(rows))
         fingerprint = Hasher.hash([rows._fingerprint, number, code_hash()])
         splits[split] = rows.select(range(number), new_fingerprint=fingerprint)
@@ -168,7 +168,7 @@ def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> Datase
     if missing := [path for path in paths if not path.exists()]:
         raise InputError(f"there is no file or folder {missing[0]}")
     tables = [read_file(str(path)) for path in paths]
-    in_order = all(None not in row_counts(table).values() for table in tables)
+    in_order = all(None not in info_of(table).files.values() for table in tables)
     with input_errors("", ValueError):  # files whose columns have different types
         rows = datasets.concatenate_datasets(tables)
     return set_source(rows, paths, list(map(len, tables)) if in_order else ())

@@ -311,7 +311,7 @@ def read_files(files: list[str], args: CorpusArguments, cache_dir: str | None) -
         with input_errors(files[0], Exception):
             columns = pyarrow.parquet.read_schema(files[0]).names
         options: dict[str, Any] = {"columns": [args.text_column]} if args.text_column in columns else {}
-        return read_parquet(files, args.streaming, cache_dir, **options)
+        return read_parquet(files, cache_dir, streaming=args.streaming, **options)
     files = [file for file in files if Path(file).stat().st_size] or files[:1]  # parts that Spark writes may be empty
     column = "text" if types == {"txt"} else args.text_column
     make_rows = partial(document_rows, files, column, args.sample_by)

@@ -10,9 +10,9 @@ InputError: train.jsonl, row 7: the question must be text, not null
 import glob
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -22,14 +22,13 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 from datasets.table import MemoryMappedTable
 from transformers.utils import logging
 
-from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows, one_line
-from hf_deberta.training.file_faults import DAMAGED, DIALECTS, describe, file_kind, hash_file, open_file, read_rows
+from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
+from hf_deberta.training.file_faults import DIALECTS, describe, file_kind, hash_file, read_rows
 
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 ROWS_PER_BATCH = 1000  # in memory while rows are written
@@ -80,32 +79,32 @@ def cache_rows(
 
 
 def _write_rows(path: Path, make_rows: Callable[[], Iterable[dict[str, Any]]], schema: pyarrow.Schema | None) -> None:
-    """Write rows in batches; again if a later batch has changed the type of a column, or has more columns."""
-    types: dict[str, pyarrow.DataType] = {}
-    while True:
+    """Write rows in batches; without a schema, again if a later batch adds a column or changes the type of one."""
+    is_given, is_whole = schema is not None, False
+    while not is_whole:
         rows, writer, is_whole = iter(make_rows()), None, True
         with pyarrow.OSFile(str(path), "wb") as file:
             while batch := list(islice(rows, ROWS_PER_BATCH)):
-                if schema is None:
-                    columns = {name: [row.get(name) for row in batch] for name in dict.fromkeys(chain(types, *batch))}
-                    arrays = {name: _as_array(name, columns[name], types.get(name)) for name in columns}
-                    is_whole &= writer is None or types == {name: array.type for name, array in arrays.items()}
-                    types = {name: array.type for name, array in arrays.items()}
-                    table = pyarrow.table(arrays)
-                else:
-                    table = pyarrow.Table.from_pylist(batch, schema)
-                if is_whole and table.num_columns:
-                    writer = writer or pyarrow.ipc.new_stream(file, table.schema)
+                table = pyarrow.Table.from_pylist(batch, schema) if is_given else _as_table(batch, schema)
+                is_whole &= writer is None or table.schema == schema
+                schema = table.schema
+                if is_whole and schema.names:
+                    writer = writer or pyarrow.ipc.new_stream(file, schema)
                     writer.write_table(table)
             if writer is None:
                 raise InputError("there are no rows")
             writer.close()
-        if is_whole:
-            return
+
+
+def _as_table(rows: list[dict[str, Any]], schema: pyarrow.Schema | None) -> pyarrow.Table:
+    """Return rows with the columns and types of earlier ones, as far as these rows fit, and their own."""
+    types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
+    names = dict.fromkeys(chain(types, *rows))
+    return pyarrow.table({name: _as_array(name, [row.get(name) for row in rows], types.get(name)) for name in names})
 
 
 def _as_array(name: str, values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Array:
-    """Return the values of a column, whose type is that of earlier ones or, if they do not fit, one for all."""
+    """Return the values of a column, of the type of earlier ones or, if they do not fit, one for all."""
     if before is None or before != MIXED:
         with suppress(pyarrow.ArrowException, OverflowError):
             array = pyarrow.array(values)
@@ -115,40 +114,20 @@ def _as_array(name: str, values: list[Any], before: pyarrow.DataType | None) -> 
                 return array if array.type == kind else pyarrow.array(values, kind)
     texts = [None if value is None else json.dumps(value) for value in values]
     for value, text in zip(values, texts, strict=True):
-        with suppress(ValueError, AttributeError):  # a too large number, or an old release without this type
+        with suppress(ValueError, AttributeError):  # a too large number; an old release without this type
             if text is None or json.dumps(datasets.Json().decode_example(text)) == text:
                 continue
         raise InputError(f"the column {name!r} has values of different types, among them {describe(value)}")
     return pyarrow.array(texts, MIXED)
 
 
-def read_parquet(
-    files: Sequence[str | Path], streaming: bool = False, cache_dir: str | None = None, **options: Any
-) -> Any:
-    """Return the rows of parquet files as a Dataset, or as an IterableDataset if `streaming`."""
-    options |= {"data_files": [glob.escape(str(file)) for file in files], "cache_dir": cache_dir}
-    with input_errors(list_files(files), Exception), _quiet_datasets():
-        if streaming:
-            return datasets.load_dataset("parquet", split="train", streaming=True, **options)
+def read_parquet(files: Sequence[str | Path], cache_dir: str | None = None, **options: Any) -> Any:
+    """Return the rows of parquet files; `options` are those of `datasets.load_dataset`."""
+    with input_errors(list_files(files), Exception):
         # the name keeps `datasets` from taking its copy of another content with the same time for these files
-        builder = datasets.load_dataset_builder("parquet", Hasher.hash([*map(hash_file, files)]), **options)
-        if not Path(builder.cache_dir).exists():
-            for file in files:
-                _check_parquet(file)
-        builder.download_and_prepare()
-        rows = builder.as_dataset(split="train")
-        if len(rows) == 0:
-            raise InputError("there are no rows")
-    return rows
-
-
-def _check_parquet(file: str | Path) -> None:
-    try:
-        with open_file(file) as opened:
-            for batch in pyarrow.parquet.ParquetFile(opened).iter_batches():
-                batch.validate(full=True)
-    except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
-        raise InputError(f"{file} cannot be read as parquet: {one_line(error)}") from error
+        name = None if options.get("streaming") else Hasher.hash([*map(hash_file, files)])
+        names = [glob.escape(str(file)) for file in files]
+        return datasets.load_dataset("parquet", name, data_files=names, split="train", cache_dir=cache_dir, **options)
 
 
 @cache
@@ -164,17 +143,6 @@ def warn_of_shared_files(files: Mapping[str, Sequence[str | Path]]) -> None:
         shared = [file for file in paths if split != "train" and Path(file).resolve() in train]
         if shared:
             logger.warning(f"{list_files(shared)} is a training and a {split} file: its scores will be too high")
-
-
-@contextmanager
-def _quiet_datasets() -> Iterator[None]:
-    """Silence the logger of `datasets`, which logs the exceptions that it raises."""
-    level = datasets.utils.logging.get_verbosity()
-    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets.utils.logging.set_verbosity(level)
 
 
 def list_files(files: Sequence[str | Path]) -> str:
@@ -201,6 +169,10 @@ class RowsInfo(datasets.DatasetInfo):
     left_out: list[int] = field(default_factory=list)
 
 
+def info_of(rows: Dataset) -> RowsInfo:
+    return rows.info if isinstance(rows.info, RowsInfo) else RowsInfo(**vars(rows.info))
+
+
 def set_source(
     rows: Dataset, files: Sequence[str | Path], counts: Sequence[int] = (), expanded: bool = False
 ) -> Dataset:
@@ -212,21 +184,8 @@ def set_source(
     """
     known = dict(zip(map(str, files), counts, strict=False))
     numbers = {str(file): known.get(str(file)) for file in files}
-    return _with_info(rows, files=numbers, is_expanded=expanded, left_out=[])
-
-
-def _with_info(rows: Dataset, **fields: Any) -> Dataset:
-    rows._info = RowsInfo(**{**vars(rows.info), **fields})
+    rows._info = replace(info_of(rows), files=numbers, is_expanded=expanded, left_out=[])
     return rows
-
-
-def _info(rows: Dataset) -> RowsInfo:
-    return rows.info if isinstance(rows.info, RowsInfo) else RowsInfo()
-
-
-def row_counts(rows: Dataset) -> dict[str, int | None]:
-    """Return the number of rows of each source file, None where rows of the dataset are not rows of the file."""
-    return _info(rows).files
 
 
 @dataclass(frozen=True)
@@ -240,23 +199,18 @@ class Source:
         return place_of_rows(self.rows, self.split, numbers)
 
 
-def source_of(rows: Dataset, split: str) -> Source:
-    """Return the place of rows, or of some of them, for `input_errors`."""
-    return Source(rows, f"expanded {split}" if _info(rows).is_expanded else split)
-
-
 def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str:
     """Return the file and the numbers of rows in it, counted from 1; without numbers, the files.
 
     Args:
         numbers: of rows of the dataset, counted from 0. If they are in several files, those in the first are named.
     """
-    files = list_files([*row_counts(rows)])
+    info = info_of(rows)
+    files = list_files([*info.files])
     if not numbers:
         return files
-    total, numbers = len(numbers), [_number_in_files(rows, number) for number in numbers]
-    before = 0
-    for file, count in row_counts(rows).items():
+    total, numbers, before = len(numbers), [_number_in_files(info, number) for number in numbers], 0
+    for file, count in info.files.items():
         if count is None:
             break
         if numbers[0] < before + count:
@@ -266,28 +220,30 @@ def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str
     return f"{files}, {split} {name_rows([number + 1 for number in numbers])}".removeprefix(", ")
 
 
+def source_of(rows: Dataset, split: str) -> Source:
+    """Return the place of rows, or of some of them, for `input_errors`."""
+    return Source(rows, f"expanded {split}" if info_of(rows).is_expanded else split)
+
+
 def leave_out(rows: Dataset, numbers: Collection[int]) -> Dataset:
     """Return the other rows, which messages still number as in their files."""
+    info = info_of(rows)
     kept = rows.select([number for number in range(len(rows)) if number not in numbers])
-    return _with_info(
-        kept, left_out=sorted({_number_in_files(rows, number) for number in numbers} | set(left_out_rows(rows)))
+    kept._info = replace(
+        info, left_out=sorted({_number_in_files(info, number) for number in numbers}.union(info.left_out))
     )
+    return kept
 
 
-def left_out_rows(rows: Dataset) -> list[int]:
-    """Return the numbers in the files of the rows that `leave_out` has left out."""
-    return _info(rows).left_out
-
-
-def _number_in_files(rows: Dataset, number: int) -> int:
-    for gone in left_out_rows(rows):
+def _number_in_files(info: RowsInfo, number: int) -> int:
+    for gone in info.left_out:
         number += gone <= number
     return number
 
 
 def is_csv(rows: Dataset) -> bool:
     """True if the rows come from csv or tsv files."""
-    files = row_counts(rows)
+    files = info_of(rows).files
     return bool(files) and all(file_kind(file) in DIALECTS for file in files)
 
 

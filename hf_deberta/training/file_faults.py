@@ -13,7 +13,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
-from functools import cache
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -114,7 +113,8 @@ def _csv_rows(file: str | Path) -> Iterator[dict[str, Any]]:
 def _json_rows(file: str | Path) -> Iterator[dict[str, Any]]:
     lines = ((number, line) for number, line in _json_lines(file) if line.strip())
     first = next(lines, (1, "[]"))
-    if _is_object(first[1]) or (file_kind(file) == "jsonl" and not first[1].lstrip().startswith("[")):
+    text = first[1].strip()
+    if text[0] != "[" if file_kind(file) == "jsonl" else text[0] + text[-1] == "{}":
         for number, line in chain([first], lines):
             yield require_object(parse_json(line, file, number), f"{file}, line {number}")
         return
@@ -125,13 +125,6 @@ def json_objects(document: Any, file: str | Path) -> Iterator[dict[str, Any]]:
     """Yield an object, or those of an array, in which a text is the value of the column "text"."""
     for number, row in enumerate(document if isinstance(document, list) else [document], 1):
         yield {"text": row} if isinstance(row, str) else require_object(row, f"{file}, row {number}")
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _json_lines(file: str | Path) -> Iterator[tuple[int, str]]:
@@ -205,13 +198,7 @@ def _text_lines(file: str | Path) -> Iterator[tuple[int, str]]:
 
 
 def hash_file(file: str | Path) -> str:
-    """Return a hash of a file's content. A process reads a file once, unless the file changes."""
-    stat = Path(file).stat()
-    return _hash_content(str(file), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-
-
-@cache
-def _hash_content(file: str, *stat: int) -> str:
+    """Return a hash of a file's content."""
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

@@ -13,8 +13,8 @@ from datasets import Dataset
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.training.data_files import (
     check_rows,
+    info_of,
     leave_out,
-    left_out_rows,
     number_type,
     place_of_rows,
     read_table,
@@ -45,7 +45,7 @@ def write(tmp_path, name: str, rows: list | str | bytes) -> str:
         ("a.csv", b"PAR1\0\0", "a.csv, line 1: a NUL byte.*binary"),
         ("a.csv.gz", b"no gzip", "a.csv.gz is damaged after line 0 .*no complete gzip file"),
         ("a.jsonl.gz", gzip.compress(b'{"a": "xyz"}\n' * 999, mtime=0)[:-9], r"a.jsonl.gz is damaged after line \d+ "),
-        ("a.parquet", b"PAR1 and no more", "a.parquet cannot be read as parquet: .*magic"),
+        ("a.parquet", b"PAR1 and no more", "a.parquet: .*[Pp]arquet"),
         ("a.jsonl", "", "a.jsonl is empty"),
         # rows on which pyarrow's reader crashes, and text that it would drop
         ("a.jsonl", "null\nnull\n", "a.jsonl, line 1 holds null; a row must be an object"),
@@ -75,7 +75,8 @@ def write(tmp_path, name: str, rows: list | str | bytes) -> str:
 def test_bad_tables(tmp_path, name, content, message, caplog):
     with pytest.raises(InputError, match=message) as raised:
         read_table(write(tmp_path, name, content))
-    assert "\n" not in str(raised.value) and str(raised.value).count(name) == 1 and not caplog.text
+    assert "\n" not in str(raised.value) and str(raised.value).count(name) == 1
+    assert name == "a.parquet" or not caplog.text  # `datasets` logs an error that it raises
 
 
 def test_files_that_are_no_files(tmp_path, monkeypatch):
@@ -194,7 +195,7 @@ def test_rows_of_several_files(tmp_path):
         bad = [row for row, text in enumerate(rows["a"]) if text is None]
         assert caught.value.split == "train" and [*caught.value.problems] == bad
         rows = leave_out(rows, bad[:1])
-    assert rows["a"][:] == ["x", "y", "z", "x"] and left_out_rows(rows) == [0, 3, 5, 7]
+    assert rows["a"][:] == ["x", "y", "z", "x"] and info_of(rows).left_out == [0, 3, 5, 7]
 
 
 @pytest.mark.parametrize(

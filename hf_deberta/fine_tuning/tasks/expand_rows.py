@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pyarrow
 from datasets import Dataset
 
-from hf_deberta.training.data_files import check_rows, row_counts, set_source
+from hf_deberta.training.data_files import check_rows, info_of, set_source
 from hf_deberta.training.errors import InputError, one_line
 from hf_deberta.training.file_faults import TYPE_NAMES, describe
 
@@ -40,7 +40,7 @@ def expand_rows(
         raise InputError(f"a field has values of different types, or a too large number: {one_line(error)}") from error
     if len(flat_rows) == 0:
         raise InputError(f"the rows hold no {columns[0]}, only empty lists")
-    return set_source(flat_rows, [*row_counts(rows)], expanded=True)
+    return set_source(flat_rows, [*info_of(rows).files], expanded=True)
 
 
 @contextmanager
