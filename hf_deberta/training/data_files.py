@@ -20,7 +20,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow
 from datasets import Dataset
 from datasets.fingerprint import Hasher
@@ -33,6 +32,7 @@ from hf_deberta.training.file_faults import DIALECTS, describe, file_kind, hash_
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 ROWS_PER_BATCH = 1000  # in memory while rows are written
 MIXED = pyarrow.json_() if hasattr(datasets, "Json") else None  # the type of a column whose values have several
+WRITING_ERRORS = (pyarrow.ArrowException, ValueError, OverflowError, RecursionError, AttributeError)  # no datasets.Json
 MAX_FILES_IN_MESSAGE = 3
 
 logger = logging.get_logger(__name__)
@@ -41,10 +41,10 @@ logger = logging.get_logger(__name__)
 # 1. Read files
 
 
-def read_table(file: str | Path, kinds: Sequence[str] = TABLES) -> Dataset:
-    """Read the rows of a file of one of these types, gzipped or not."""
-    if file_kind(file) not in kinds and not Path(file).is_dir():
-        raise InputError(f"{file} is none of {', '.join(kinds)}")
+def read_table(file: str | Path) -> Dataset:
+    """Read the rows of a file, gzipped or not."""
+    if file_kind(file) not in TABLES and not Path(file).is_dir():
+        raise InputError(f"{file} is none of {', '.join(TABLES)}")
     rows = read_parquet([file]) if file_kind(file) == "parquet" else cache_rows([file], partial(read_rows, file))
     return set_source(rows, [file], [len(rows)])
 
@@ -72,7 +72,7 @@ def cache_rows(
         schema = datasets.Features(features).arrow_schema if features else None
         with TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
             unfinished = Path(folder) / path.name
-            with input_errors(list_files(files), pyarrow.ArrowException, OverflowError, RecursionError):
+            with input_errors(list_files(files), *WRITING_ERRORS):
                 _write_rows(unfinished, make_rows, schema)
             os.replace(unfinished, path)
     return Dataset(MemoryMappedTable.from_file(str(path)), fingerprint=key)
@@ -100,10 +100,10 @@ def _as_table(rows: list[dict[str, Any]], schema: pyarrow.Schema | None) -> pyar
     """Return rows with the columns and types of earlier ones, as far as these rows fit, and their own."""
     types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
     names = dict.fromkeys(chain(types, *rows))
-    return pyarrow.table({name: _as_array(name, [row.get(name) for row in rows], types.get(name)) for name in names})
+    return pyarrow.table({name: _as_array([row.get(name) for row in rows], types.get(name)) for name in names})
 
 
-def _as_array(name: str, values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Array:
+def _as_array(values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Array:
     """Return the values of a column, of the type of earlier ones or, if they do not fit, one for all."""
     if before is None or before != MIXED:
         with suppress(pyarrow.ArrowException, OverflowError):
@@ -113,11 +113,8 @@ def _as_array(name: str, values: list[Any], before: pyarrow.DataType | None) -> 
             if not {bool, float} <= set(map(type, values)):  # Arrow takes true for 1.0
                 return array if array.type == kind else pyarrow.array(values, kind)
     texts = [None if value is None else json.dumps(value) for value in values]
-    for value, text in zip(values, texts, strict=True):
-        with suppress(ValueError, AttributeError):  # a too large number; an old release without this type
-            if text is None or json.dumps(datasets.Json().decode_example(text)) == text:
-                continue
-        raise InputError(f"the column {name!r} has values of different types, among them {describe(value)}")
+    for text in filter(None, texts):
+        datasets.Json().decode_example(text)  # raises a ValueError for a too large number
     return pyarrow.array(texts, MIXED)
 
 
@@ -245,23 +242,6 @@ def is_csv(rows: Dataset) -> bool:
     """True if the rows come from csv or tsv files."""
     files = info_of(rows).files
     return bool(files) and all(file_kind(file) in DIALECTS for file in files)
-
-
-def number_type(rows: Dataset, column: str) -> str | None:
-    """Return int64 or float64 if the fields of a csv or tsv file are such numbers; 0012 and 3.50 are texts."""
-    for kind, number in (("int64", np.int64), ("float64", float)) if is_csv(rows) else ():
-        with suppress(ValueError, OverflowError):  # no number, or a large one
-            if all(str(number(text)) == text for text in rows[column] if text is not None):
-                return kind
-    return None
-
-
-def with_numbers(rows: Dataset, columns: Iterable[str]) -> Dataset:
-    """Return rows with numbers in those of the columns where `number_type` finds some."""
-    kinds = {name: number_type(rows, name) for name in columns if name in rows.column_names}
-    features = rows.features.copy()
-    features.update({name: datasets.Value(kind) for name, kind in kinds.items() if kind is not None})
-    return rows if features == rows.features else rows.cast(features)
 
 
 # 3. Requirements on rows

@@ -49,18 +49,11 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, read_config
+from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import (
-    csv_text,
-    is_csv,
-    number_type,
-    place_of_rows,
-    require_columns,
-    source_of,
-    with_numbers,
-)
+from hf_deberta.training.data_files import csv_text, is_csv, place_of_rows, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import shorten
 

@@ -48,19 +48,11 @@ from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as, with_numbers
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import (
-    cache_rows,
-    read_table,
-    require_columns,
-    require_texts,
-    set_source,
-    source_of,
-    with_numbers,
-)
+from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import read_json
 

@@ -116,23 +116,18 @@ def read_squad(file: str | Path) -> Dataset:
         with suppress(InputError):  # one row per line, or an invalid file, which read_table reports
             document = read_json(path)
             data = document.get("data") if isinstance(document, dict) else None
-    if isinstance(data, list) and (not data or (isinstance(data[0], dict) and "paragraphs" in data[0])):
-        return _read_articles(path, data)
     if data is None:
-        return read_table(path, ("json", "jsonl", "parquet"))
-    rows = cache_rows([path], partial(json_objects, data, path), field="data")
-    return set_source(rows, [path], [len(rows)])
-
-
-def _read_articles(path: Path, articles: list) -> Dataset:
+        return read_table(path)
+    if not isinstance(data, list) or (data and not (isinstance(data[0], dict) and "paragraphs" in data[0])):
+        rows = cache_rows([path], partial(json_objects, data, path), field="data")
+        return set_source(rows, [path], [len(rows)])
     with input_errors(f"{path} is not in the format of an official SQuAD file"):
-        questions = list(_questions_of_articles(articles))
+        questions = list(_questions_of_articles(data))
         if not questions:
             raise InputError("there is no question")
         with_answers = any(question["answers"] is not None for question in questions)
         features = TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {})
-        rows = cache_rows([path], partial(map, _with_answers_by_column, questions), features)
-    return set_source(rows, [path])
+        return set_source(cache_rows([path], partial(map, _with_answers_by_column, questions), features), [path])
 
 
 def _with_answers_by_column(question: dict[str, Any]) -> dict[str, Any]:

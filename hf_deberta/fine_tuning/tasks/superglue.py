@@ -53,22 +53,14 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue, record
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as, with_numbers
 from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import (
-    check_rows,
-    csv_text,
-    read_table,
-    require_columns,
-    require_texts,
-    source_of,
-    with_numbers,
-)
+from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import describe
 
