@@ -175,7 +175,7 @@ class Corpus:
         return list_files(self.files(split)) or ", ".join(part.name for part in self.arguments.datasets)
 
     def fingerprint(self, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return hashes that change with the text or the tokenizer."""
+        """Return two hashes, that of the content of files last: one that is replaced may keep its size and its time."""
         args = self.arguments
         paths = [*map(Path, self.files(split))]
         if args.streaming:  # a stream has no fingerprint, but the files of a folder show a change
@@ -192,9 +192,8 @@ class Corpus:
         max_eval_samples = args.max_eval_samples if split in EVALUATION_SPLITS else None
         content += [args.max_train_samples, max_eval_samples, args.validation_split_percentage, split]
         content += [args.validation_file is None]  # whether validation is split off the training documents
-        settings = hashlib.sha256((json.dumps(content) + tokenizer_rules(tokenizer)).encode()).hexdigest()
-        # a file that is replaced may keep its size and its time
-        return " ".join([settings, *(hash_file(file) for file in self.files(split))])
+        hashed = json.dumps(content) + tokenizer_rules(tokenizer), "".join(map(hash_file, self.files(split)))
+        return " ".join(hashlib.sha256(text.encode()).hexdigest() for text in hashed)
 
     def files(self, split: str) -> list[str]:
         args = self.arguments
