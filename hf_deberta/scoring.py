@@ -38,7 +38,7 @@ from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import (
+from hf_deberta.training.text_files import (
     BYTE_ORDER_MARK,
     CARRIAGE_RETURN,
     DAMAGED,

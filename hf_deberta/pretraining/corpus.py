@@ -37,8 +37,8 @@ from hf_deberta.training.data_files import (
     warn_of_shared_files,
 )
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import describe, file_kind, hash_file, read_documents, read_rows
 from hf_deberta.training.json_files import read_json_object
+from hf_deberta.training.text_files import describe, file_kind, hash_file, read_documents, read_rows
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 DOCUMENTS_PER_BATCH = 1000  # tokenized together

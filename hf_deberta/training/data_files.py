@@ -27,7 +27,7 @@ from datasets.table import MemoryMappedTable
 from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
-from hf_deberta.training.file_faults import DIALECTS, describe, file_kind, hash_file, read_rows
+from hf_deberta.training.text_files import DIALECTS, describe, file_kind, hash_file, read_rows
 
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 ROWS_PER_BATCH = 1000  # in memory while rows are written

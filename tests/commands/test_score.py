@@ -40,7 +40,7 @@ from hf_deberta.scoring import (
     score_file,
 )
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.file_faults import read_rows
+from hf_deberta.training.text_files import read_rows
 
 WORDS = ["the", "old", "man", "walked", "to", "a", "quiet", "harbour"]
 TEXTS = [" ".join(WORDS[(number + i) % 8] for i in range(1 + number * 7 % 40)) for number in range(30)]

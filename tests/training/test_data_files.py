@@ -23,7 +23,7 @@ from hf_deberta.training.data_files import (
     source_of,
 )
 from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
-from hf_deberta.training.file_faults import read_documents, read_json, read_lines, read_rows
+from hf_deberta.training.text_files import read_documents, read_json, read_lines, read_rows
 
 
 def write(tmp_path, name: str, rows: list | str | bytes) -> str:

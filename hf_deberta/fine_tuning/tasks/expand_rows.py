@@ -10,7 +10,7 @@ from datasets import Dataset, Value
 
 from hf_deberta.training.data_files import check_rows, info_of, is_csv, set_source
 from hf_deberta.training.errors import InputError, one_line
-from hf_deberta.training.file_faults import TYPE_NAMES, describe
+from hf_deberta.training.text_files import TYPE_NAMES, describe
 
 
 def expand_rows(

@@ -54,7 +54,7 @@ from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import read_json
+from hf_deberta.training.text_files import read_json
 
 HUB_NAMES = {
     "race": ("ehovy/race", "all"),

@@ -45,7 +45,7 @@ from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import file_kind, json_objects, read_json, shorten
+from hf_deberta.training.text_files import file_kind, json_objects, read_json, shorten
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
