@@ -38,17 +38,23 @@ from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import BYTE_ORDER_MARK, DAMAGED, describe, file_kind, parse_json, require_object
+from hf_deberta.training.text_files import (
+    BYTE_ORDER_MARK,
+    CARRIAGE_RETURN,
+    DAMAGED,
+    DIALECTS,
+    csv_records,
+    describe,
+    file_kind,
+    parse_json,
+    require_object,
+)
 
 WINDOW_ROWS = 4096
 MAX_COUNTED_ROWS = 1_000_000  # before scoring starts; the number of others is estimated from the size of their files
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 32768}
 UNFINISHED = "_*.unfinished"  # names of files that a stopped run leaves behind
-# csv.writer quotes fields with a character of the line end, which is written as \n
-CSV: dict[str, Any] = {"delimiter": ",", "lineterminator": "\r\n"}
-# quotation marks are text, as in files of GLUE
-TSV: dict[str, Any] = {**CSV, "delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
-READING_ERRORS = (UnicodeDecodeError, pyarrow.ArrowException, OSError, csv.Error, *DAMAGED)
+READING_ERRORS = (UnicodeDecodeError, pyarrow.ArrowException, OSError, *DAMAGED)
 Item = TypeVar("Item")
 
 
@@ -217,7 +223,7 @@ class ParquetRows:
         with input_errors(str(self.path), *READING_ERRORS):
             yield from self.source.iter_batches(WINDOW_ROWS)
 
-    def texts(self, window: Any, first: int) -> list[list[Any]]:
+    def texts(self, window: Any) -> list[list[Any]]:
         return [window.column(column).to_pylist() for column in self.settings.columns]
 
     def open_output(self, target: IO[bytes], labels: Sequence[str]) -> None:
@@ -273,22 +279,22 @@ class TextRows:
 
 
 class JsonRows(TextRows):
-    """Rows of json lines. What a line holds is written as it is, and new fields behind it."""
+    """Rows of json lines and the numbers of these. What a line holds is written as it is, and new fields behind it."""
 
-    def records(self) -> Iterator[bytes]:
-        return map(bytes.strip, self.lines())
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        return ((number, line.strip()) for number, line in enumerate(self.lines(), 1) if line.strip())
 
-    def texts(self, window: list[bytes], first: int) -> list[list[Any]]:
+    def texts(self, window: list[tuple[int, bytes]]) -> list[list[Any]]:
         rows = []
-        for number, line in enumerate(window, first):
+        for number, line in window:
             row, place = parse_json(line, self.path, number), f"{self.path}, line {number}"
             require_object(row, place)
             check_new_columns(row, self.settings, place)
             rows.append([row.get(column) for column in self.settings.columns])
         return [list(column) for column in zip(*rows, strict=True)]
 
-    def write(self, window: list[bytes], added: list[dict[str, Any]]) -> None:
-        for line, new in zip(window, added, strict=True):
+    def write(self, window: list[tuple[int, bytes]], added: list[dict[str, Any]]) -> None:
+        for (_, line), new in zip(window, added, strict=True):
             body = line[:-1].rstrip()  # without the closing bracket
             separator = b"" if body == b"{" else b", "
             self.target.write(body + separator + json.dumps(new, ensure_ascii=False).encode()[1:] + b"\n")
@@ -297,9 +303,9 @@ class JsonRows(TextRows):
 class PlainTextRows(JsonRows):
     """Lines of text, read as json lines with this field."""
 
-    def records(self) -> Iterator[bytes]:
-        for text in decoded(self.lines()):
-            yield json.dumps({self.settings.text: text.rstrip("\r\n")}, ensure_ascii=False).encode()
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        for number, text in enumerate(decoded(self.lines()), 1):
+            yield number, json.dumps({self.settings.text: text.rstrip("\r\n")}, ensure_ascii=False).encode()
 
 
 class CsvRows(TextRows):
@@ -307,14 +313,13 @@ class CsvRows(TextRows):
 
     def __init__(self, source: Path, settings: ScoreSettings):
         super().__init__(source, settings)
-        csv.field_size_limit(2**31 - 1)  # as large as Windows allows
-        self.dialect = TSV if file_kind(source) == "tsv" else CSV
+        self.is_tsv = file_kind(source) == "tsv"
         with input_errors(str(source), *READING_ERRORS):
             self.header = next(self.records_with_header(), [])
         check_columns(self.header, settings, source)
 
     def records_with_header(self) -> Iterator[list[str]]:
-        return filter(None, csv.reader(decoded(self.lines()), strict=True, **self.dialect))
+        return (fields for _, fields in csv_records(decoded(self.lines()), self.path))
 
     def records(self) -> Iterator[list[str]]:
         for number, row in enumerate(self.records_with_header()):
@@ -323,19 +328,26 @@ class CsvRows(TextRows):
             if number > 0:
                 yield row
 
-    def texts(self, window: list[list[str]], first: int) -> list[list[Any]]:
+    def texts(self, window: list[list[str]]) -> list[list[Any]]:
         return [[row[self.header.index(column)] for row in window] for column in self.settings.columns]
 
     def open_output(self, target: IO[bytes], labels: Sequence[str]) -> None:
         super().open_output(target, labels)
-        encoded = SimpleNamespace(write=lambda line: self.target.write(f"{line[:-2]}\n".encode()))
-        self.writer = csv.writer(encoded, **self.dialect)
-        self.writer.writerow([*self.header, *self.settings.new_columns()])
+        encoded = SimpleNamespace(
+            write=lambda line: self.target.write(f"{line[:-2].replace(CARRIAGE_RETURN, chr(13))}\n".encode())
+        )
+        self.writer = csv.writer(encoded, **DIALECTS[file_kind(self.path)])
+        self.write_row([*self.header, *self.settings.new_columns()])
 
     def write(self, window: list[list[str]], added: list[dict[str, Any]]) -> None:
         for row, new in zip(window, added, strict=True):
             values = [json.dumps(value) if isinstance(value, dict) else value for value in new.values()]
-            self.writer.writerow([*row, *values])
+            self.write_row([*row, *values])
+
+    def write_row(self, values: list[Any]) -> None:
+        if self.is_tsv:  # without quotation marks csv.writer refuses carriage returns
+            values = [value.replace("\r", CARRIAGE_RETURN) if isinstance(value, str) else value for value in values]
+        self.writer.writerow(values)
 
 
 FORMATS: dict[str, Any] = {
@@ -349,10 +361,12 @@ def decoded(lines: Iterator[bytes]) -> Iterator[str]:
         yield (line.removeprefix(BYTE_ORDER_MARK) if number == 0 else line).decode()
 
 
-def check_columns(columns: Sequence[str], settings: ScoreSettings, source: Path) -> None:
+def check_columns(columns: list[str], settings: ScoreSettings, source: Path) -> None:
     for column in settings.columns:
         if column not in columns:
             raise InputError(f"{source} has no column {column!r}; it has {', '.join(columns)}")
+        if columns.count(column) > 1:
+            raise InputError(f"{source} has the column {column!r} more than once")
     check_new_columns(columns, settings, str(source))
 
 
@@ -369,7 +383,7 @@ def count_rows(source: Path, settings: ScoreSettings) -> int:
     """Check the first rows of a file, which needs no model; return the number of all rows, see `TextRows.count`."""
     rows = FORMATS[file_kind(source)](source, settings)
     for window in islice(rows.windows(), 1):
-        good_rows(rows, rows.texts(window, 1), 1)
+        good_rows(rows, rows.texts(window), 1)
     return rows.count()
 
 
@@ -418,7 +432,7 @@ def tokenized_windows(classifier: TextClassifier, rows: Any) -> Iterator[tuple[A
     """Yield windows, the inputs of their good rows, and which rows are good."""
     first = 1
     for window in rows.windows():
-        texts = rows.texts(window, first)
+        texts = rows.texts(window)
         good = good_rows(rows, texts, first)
         kept = [[text for text, is_good in zip(column, good, strict=True) if is_good] for column in texts]
         yield window, classifier.tokenize(kept), good

@@ -232,7 +232,7 @@ def test_another_run_is_refused(text, tmp_path, caplog):
     command = [*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--tokens_dir", tmp_path / "tokens"]
     run_mlm(*command, "--max_steps", 2, "--save_steps", 1)
     changed = ["--objective", "causal", "--seed", 7, "--max_train_samples", 100, "--per_device_train_batch_size", 8]
-    parts = ("objective mlm, now causal", "seed 42, now 7", "text [0-9a-f]{64}, now [0-9a-f]{64}", "batch 4, now 8")
+    parts = ("objective mlm, now causal", "seed 42, now 7", "text [0-9a-f ]{129}, now [0-9a-f ]{129}", "batch 4, now 8")
     for finished in (True, False):
         if not finished:
             (tmp_path / "model.safetensors").unlink()

@@ -38,10 +38,10 @@ from hf_deberta.scoring import (
     score_file,
 )
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import file_kind
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 from hf_deberta.training.run_identity import weight_hashes
 from hf_deberta.training.run_lock import lock_folder
+from hf_deberta.training.text_files import file_kind
 
 SETTINGS_FILE = "_score.json"  # Spark and others skip names that begin with an underscore
 SIZES_FILE = "_sizes.log"  # of the finished files beside it

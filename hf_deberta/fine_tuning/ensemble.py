@@ -27,8 +27,8 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.task import Scores, Task, is_validation, prediction_splits
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.file_faults import read_lines
 from hf_deberta.training.json_files import write_json
+from hf_deberta.training.text_files import read_lines
 
 LEAST_SCORE = 1e-9  # smaller ones are not written
 

@@ -24,7 +24,7 @@ from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_config, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
-from hf_deberta.training.data_files import leave_out, left_out_rows
+from hf_deberta.training.data_files import info_of, leave_out
 from hf_deberta.training.errors import InputError, RowError
 from hf_deberta.training.json_files import atomic_write, write_json
 from hf_deberta.training.run_lock import lock_folder
@@ -80,7 +80,7 @@ def leave_out_bad_rows(splits: dict[str, Dataset], error: RowError, skips: bool)
     if not skips:
         raise InputError(f"{error}; --skip_bad_rows leaves out such rows") from error
     rows = splits[split]
-    number = len(rows) + len(left_out_rows(rows))
+    number = len(rows) + len(info_of(rows).left_out)
     kept = leave_out(rows, error.problems)
     if not 0 < len(kept) < len(rows):
         raise InputError(f"{error}; no row of {number:,} would be left") from error

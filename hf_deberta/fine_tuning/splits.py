@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +20,7 @@ from datasets.fingerprint import Hasher
 from transformers.utils import logging
 
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import read_table, row_counts, set_source, source_files, warn_of_shared_files
+from hf_deberta.training.data_files import code_hash, info_of, read_table, set_source, warn_of_shared_files
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.graphed_steps import has_graphs
 from hf_deberta.training.run_identity import RunArguments
@@ -146,17 +145,11 @@ def read_splits(
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
         if len(rows) == 0:
-            raise InputError(f"the split {split!r} is empty ({', '.join(source_files(rows))})")
+            raise InputError(f"the split {split!r} is empty ({', '.join(info_of(rows).files)})")
         number = min(limits[split.partition("_")[0]] or len(rows), len(rows))
         fingerprint = Hasher.hash([rows._fingerprint, number, code_hash()])
         splits[split] = rows.select(range(number), new_fingerprint=fingerprint)
     return splits
-
-
-@cache
-def code_hash() -> str:
-    """Return a hash of this package: `datasets` would take cached rows and inputs for those of other code."""
-    return Hasher.hash([file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py"))])
 
 
 def find_task_name(given: str, names: Collection[str]) -> str | None:
@@ -183,7 +176,7 @@ def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> Datase
     if missing := [path for path in paths if not path.exists()]:
         raise InputError(f"there is no file or folder {missing[0]}")
     tables = [read_file(str(path)) for path in paths]
-    in_order = all(None not in row_counts(table).values() for table in tables)
+    in_order = all(None not in info_of(table).files.values() for table in tables)
     with input_errors("", ValueError):  # files whose columns have different types
         rows = datasets.concatenate_datasets(tables)
     return set_source(rows, paths, list(map(len, tables)) if in_order else ())

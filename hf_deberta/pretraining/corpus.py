@@ -10,13 +10,14 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow.parquet
-from datasets import IterableDataset
+from datasets import IterableDataset, Value
 from datasets.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -27,15 +28,23 @@ from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, te
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import list_files, load_files, require_columns, set_source, warn_of_shared_files
+from hf_deberta.training.data_files import (
+    cache_rows,
+    list_files,
+    read_parquet,
+    require_columns,
+    set_source,
+    warn_of_shared_files,
+)
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import describe, file_kind, raise_fault
 from hf_deberta.training.json_files import read_json_object
+from hf_deberta.training.text_files import describe, file_kind, hash_file, read_documents, read_rows
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 DOCUMENTS_PER_BATCH = 1000  # tokenized together
 MAX_TOKENIZER_DOCUMENTS = 1_000_000  # the most documents that a tokenizer is trained on
 EVALUATION_SPLITS = ("validation", "test")
+COLUMN_HINT = ": name the column of the text with --text_column"
 TOKENIZER_FLAGS = "trained_with.json"  # beside a trained tokenizer: the flags it was trained with
 
 logger = logging.get_logger(__name__)
@@ -109,26 +118,25 @@ class Corpus:
 
     def _load(self) -> dict[str, Documents]:
         args = self.arguments
-        options: dict[str, Any] = {"streaming": args.streaming, "cache_dir": self.cache_dir}
         splits: dict[str, Documents] = {}
         needs_validation = args.validation_file is None and args.validation_split_percentage > 0
         split_off = self._split_off_validation if needs_validation else None
         if args.dataset_name is not None:
             names = [replace(part, config=part.config or args.dataset_config_name) for part in args.datasets]
-            hub_options = {**options, "token": self.token}
+            options = {"streaming": args.streaming, "cache_dir": self.cache_dir, "token": self.token}
             splits = load_datasets(
-                names, args.text_column, args.stopping_strategy, hub_options, split_off, args.max_eval_samples
+                names, args.text_column, args.stopping_strategy, options, split_off, args.max_eval_samples
             )
         given = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
         files = {split: expand_patterns(patterns) for split, patterns in given.items() if patterns}
         warn_of_shared_files(files)
-        splits |= {split: read_files(paths, args, options) for split, paths in files.items()}
+        splits |= {split: read_files(paths, args, self.cache_dir) for split, paths in files.items()}
         if split_off is not None and "validation" not in splits:
             splits |= split_off(splits["train"])
         for split, documents in splits.items():
             if documents.column_names is not None:  # of a stream they may be unknown
                 with input_errors(self.source(split)):
-                    require_columns(documents, [args.text_column], split, ": name that of the text with --text_column")
+                    require_columns(documents, [args.text_column], split, COLUMN_HINT)
         limits = {"train": args.max_train_samples, **dict.fromkeys(EVALUATION_SPLITS, args.max_eval_samples)}
         return {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
 
@@ -152,29 +160,22 @@ class Corpus:
         documents = self.splits[split] if documents is None else documents
         column = self.arguments.text_column
         with input_errors(self.source(split), Exception):
-            for number, batch in enumerate(self._read(documents, split)):
+            for number, batch in enumerate(documents.iter(DOCUMENTS_PER_BATCH)):
                 for index, text in enumerate(batch[column]):
                     if not isinstance(text, str | None):
                         row = number * DOCUMENTS_PER_BATCH + index + 1
                         raise InputError(
                             f"{self.source(split)}, {split} row {row}: {column!r} must be text, not "
-                            f"{describe(text)}: name another column with --text_column"
+                            f"{describe(text)}{COLUMN_HINT}"
                         )
                 yield [text or "" for text in batch[column]]
-
-    def _read(self, documents: Documents, split: str) -> Iterator[dict[str, list[Any]]]:
-        try:
-            yield from documents.iter(DOCUMENTS_PER_BATCH)
-        except Exception:  # a streamed file is not checked before
-            raise_fault(self.files(split))
-            raise
 
     def source(self, split: str) -> str:
         """Return the files or the dataset of a split, for messages."""
         return list_files(self.files(split)) or ", ".join(part.name for part in self.arguments.datasets)
 
     def fingerprint(self, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return a hash that changes with the text or the tokenizer."""
+        """Return two hashes, that of the content of files last: one that is replaced may keep its size and its time."""
         args = self.arguments
         paths = [*map(Path, self.files(split))]
         if args.streaming:  # a stream has no fingerprint, but the files of a folder show a change
@@ -191,7 +192,8 @@ class Corpus:
         max_eval_samples = args.max_eval_samples if split in EVALUATION_SPLITS else None
         content += [args.max_train_samples, max_eval_samples, args.validation_split_percentage, split]
         content += [args.validation_file is None]  # whether validation is split off the training documents
-        return hashlib.sha256((json.dumps(content) + tokenizer_rules(tokenizer)).encode()).hexdigest()
+        hashed = json.dumps(content) + tokenizer_rules(tokenizer), "".join(map(hash_file, self.files(split)))
+        return " ".join(hashlib.sha256(text.encode()).hexdigest() for text in hashed)
 
     def files(self, split: str) -> list[str]:
         args = self.arguments
@@ -299,20 +301,36 @@ def expand_patterns(patterns: Iterable[str]) -> list[str]:
     return files
 
 
-def read_files(files: list[str], args: CorpusArguments, options: dict[str, Any]) -> Documents:
+def read_files(files: list[str], args: CorpusArguments, cache_dir: str | None) -> Documents:
     """Read the documents of files, which must all have the same type."""
     types = {FILE_TYPES.get(file_kind(file)) for file in files}
     if len(types) > 1 or None in types:
         raise InputError(f"all files must have the same type ({', '.join(FILE_TYPES)}), not {', '.join(files[:5])}")
-    (file_type,) = types
-    if file_type == "txt":
-        options = {**options, "sample_by": args.sample_by}
-    elif file_type == "parquet":  # other columns may differ from file to file, as the metadata of datatrove do
+    if types == {"parquet"}:  # other columns may differ from file to file, as the metadata of datatrove do
         with input_errors(files[0], Exception):
             columns = pyarrow.parquet.read_schema(files[0]).names
-        if args.text_column in columns:
-            options = {**options, "columns": [args.text_column]}
-    return load_files(str(file_type), files, **options)
+        options: dict[str, Any] = {"columns": [args.text_column]} if args.text_column in columns else {}
+        return read_parquet(files, cache_dir, streaming=args.streaming, **options)
+    files = [file for file in files if Path(file).stat().st_size] or files[:1]  # parts that Spark writes may be empty
+    make_rows = partial(document_rows, files, args.text_column, args.sample_by)
+    if args.streaming:
+        return IterableDataset.from_generator(make_rows)  # with features it would take five times as long
+    return cache_rows(files, make_rows, {args.text_column: Value("string")}, cache_dir, sample_by=args.sample_by)
+
+
+def document_rows(files: list[str], column: str, sample_by: str) -> Iterator[dict[str, Any]]:
+    """Yield the text of each document of files, in a column with this name."""
+    for file in files:
+        if file_kind(file) == "txt":
+            yield from ({column: text} for text in read_documents(file, sample_by))
+            continue
+        for number, row in enumerate(read_rows(file), 1):
+            if number == 1 and column not in row:
+                raise InputError(f"{file} has no column {column!r}; it has {', '.join(row)}{COLUMN_HINT}")
+            text = row.get(column)
+            if not isinstance(text, str | None):
+                raise InputError(f"{file}, row {number}: {column!r} must be text, not {describe(text)}{COLUMN_HINT}")
+            yield {column: text}
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

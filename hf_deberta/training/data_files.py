@@ -1,4 +1,4 @@
-"""Read a file of rows: json lines, csv, tsv or parquet, also gzipped; name the file and row of a mistake.
+"""Rows of files as a Dataset: json lines, csv, tsv or parquet, also gzipped; name the file and row of a mistake.
 
 A function that checks rows raises `RowError`, and `input_errors` names the file:
 
@@ -7,33 +7,33 @@ A function that checks rows raises `RowError`, and `input_errors` names the file
 InputError: train.jsonl, row 7: the question must be text, not null
 """
 
-import csv
 import glob
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from itertools import islice
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import datasets
-import numpy as np
+import pyarrow
 from datasets import Dataset
+from datasets.fingerprint import Hasher
+from datasets.table import MemoryMappedTable
 from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
-from hf_deberta.training.file_faults import check_file, describe, file_kind, raise_fault, read_lines
+from hf_deberta.training.text_files import DIALECTS, describe, file_kind, hash_file, read_rows
 
-BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet", "txt": "text"}
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
-CSV_OPTIONS = {"keep_default_na": False, "na_values": [""]}  # "None" and "NA" are words
-OPTIONS: dict[str, dict[str, Any]] = {
-    "csv": CSV_OPTIONS,
-    "tsv": {**CSV_OPTIONS, "sep": "\t", "quoting": csv.QUOTE_NONE},  # quotation marks are text, as in files of GLUE
-}
-CHECKED = "hf_deberta_checked"
+ROWS_PER_BATCH = 1000  # in memory while rows are written
+MIXED = pyarrow.json_() if hasattr(datasets, "Json") else None  # the type of a column whose values have several
+WRITING_ERRORS = (pyarrow.ArrowException, ValueError, OverflowError, RecursionError, AttributeError)  # no datasets.Json
 MAX_FILES_IN_MESSAGE = 3
-LEFT_OUT, EXPANDED = "(left out)", "(expanded)"  # among the names of files in `info.download_checksums`
 
 logger = logging.get_logger(__name__)
 
@@ -41,79 +41,96 @@ logger = logging.get_logger(__name__)
 # 1. Read files
 
 
-def read_table(file: str | Path, kinds: Sequence[str] = TABLES, rows_field: str | None = None) -> Dataset:
-    """Read the rows of a file, gzipped or not.
+def read_table(file: str | Path) -> Dataset:
+    """Read the rows of a file, gzipped or not."""
+    if file_kind(file) not in TABLES and not Path(file).is_dir():
+        raise InputError(f"{file} is none of {', '.join(TABLES)}")
+    rows = read_parquet([file]) if file_kind(file) == "parquet" else cache_rows([file], partial(read_rows, file))
+    return set_source(rows, [file], [len(rows)])
+
+
+def cache_rows(
+    files: Sequence[str | Path],
+    make_rows: Callable[[], Iterable[dict[str, Any]]],
+    features: Mapping[str, Any] | None = None,
+    cache_dir: str | None = None,
+    **options: Any,
+) -> Dataset:
+    """Return rows that are made of files. They are written to a cache, once for each content of the files.
 
     Args:
-        kinds: file types to accept.
-        rows_field: the field of a JSON object that holds the rows.
+        make_rows: is called again if the types of columns become others.
+        features: the types of the columns; by default those of their values.
+        options: what the rows depend on besides the files.
     """
-    if file_kind(file) not in kinds and not Path(file).is_dir():
-        raise InputError(f"{file} is none of {', '.join(kinds)}")
-    field: dict[str, Any] = {} if rows_field is None else {"field": rows_field, "encoding": "utf-8-sig"}
-    rows = load_files(file_kind(file), [str(file)], **field)
-    return with_numbers(rows) if is_csv(rows) else rows
+    with input_errors(list_files(files), OSError):
+        contents = [("".join(Path(file).suffixes[-2:]), hash_file(file)) for file in files]
+    key = Hasher.hash([contents, features, options, code_hash()])
+    path = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / "hf_deberta" / key / "rows.arrow"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        schema = datasets.Features(features).arrow_schema if features else None
+        with TemporaryDirectory(dir=path.parent, ignore_cleanup_errors=True) as folder:
+            unfinished = Path(folder) / path.name
+            with input_errors(list_files(files), *WRITING_ERRORS):
+                _write_rows(unfinished, make_rows, schema)
+            os.replace(unfinished, path)
+    return Dataset(MemoryMappedTable.from_file(str(path)), fingerprint=key)
 
 
-def with_numbers(rows: Dataset) -> Dataset:
-    """Make numbers of the fields of a csv file, column by column, where that loses nothing: 0012 and 3.50 stay text."""
-    features = rows.features.copy()
-    for column in rows.column_names:
-        for kind, number in (("int64", np.int64), ("float64", float)):
-            with suppress(ValueError, OverflowError):  # no number, or a large one
-                if all(str(number(text)) == text for text in rows[column] if text is not None):
-                    features[column] = datasets.Value(kind)
-                    break
-    return rows if features == rows.features else rows.cast(features)
+def _write_rows(path: Path, make_rows: Callable[[], Iterable[dict[str, Any]]], schema: pyarrow.Schema | None) -> None:
+    """Write rows in batches; without a schema, again if a later batch adds a column or changes the type of one."""
+    is_given, is_whole = schema is not None, False
+    while not is_whole:
+        rows, writer, is_whole = iter(make_rows()), None, True
+        with pyarrow.OSFile(str(path), "wb") as file:
+            while batch := list(islice(rows, ROWS_PER_BATCH)):
+                table = pyarrow.Table.from_pylist(batch, schema) if is_given else _as_table(batch, schema)
+                is_whole &= writer is None or table.schema == schema
+                schema = table.schema
+                if is_whole and schema.names:
+                    writer = writer or pyarrow.ipc.new_stream(file, schema)
+                    writer.write_table(table)
+            if writer is None:
+                raise InputError("there are no rows")
+            writer.close()
 
 
-def load_files(
-    kind: str, files: Sequence[str], streaming: bool = False, cache_dir: str | None = None, **options: Any
-) -> Any:
-    """Return the rows of files of one type as a Dataset, or as an IterableDataset if `streaming`.
-
-    Files are checked before they are read for the first time; afterwards `datasets` has a copy of their rows. Its name
-    begins with `CHECKED`, so a copy that other code has made without our check is never used. Of several files, some
-    may be empty, as parts that Spark writes.
-    """
-    options = {"cache_dir": cache_dir, **OPTIONS.get(kind, {}), **options}
-    options["data_files"] = [glob.escape(file) for file in files]  # `datasets` takes names for patterns
-    checked = [file for file in files if len(files) == 1 or not Path(file).is_file() or Path(file).stat().st_size]
-    with input_errors(list_files(files), Exception), _quiet_datasets():
-        try:
-            if BUILDERS[kind] == "csv":
-                names = next(iter([read_header(file, kind) for file in checked]), [])
-                options["features"] = datasets.Features(dict.fromkeys(names, datasets.Value("string")))
-            if streaming:
-                rows = datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)
-                return set_source(rows, files)
-            builder = datasets.load_dataset_builder(BUILDERS[kind], CHECKED, **options)
-            if not Path(builder.cache_dir).exists():
-                for file in checked:
-                    check_file(file)
-            builder.download_and_prepare()
-        except Exception:
-            raise_fault(checked)
-            raise
-        if builder.info.splits is None or not builder.info.splits["train"].num_examples:
-            raise InputError(f"{list_files(files)} has no rows")
-        rows = builder.as_dataset(split="train")
-    return set_source(rows, files, [len(rows)] if len(files) == 1 else ())
+def _as_table(rows: list[dict[str, Any]], schema: pyarrow.Schema | None) -> pyarrow.Table:
+    """Return rows with the columns and types of earlier ones, as far as these rows fit, and their own."""
+    types = {} if schema is None else dict(zip(schema.names, schema.types, strict=True))
+    names = dict.fromkeys(chain(types, *rows))
+    return pyarrow.table({name: _as_array([row.get(name) for row in rows], types.get(name)) for name in names})
 
 
-def read_header(file: str | Path, kind: str) -> list[str]:
-    """Return the names of the columns of a csv or tsv file, as pandas gives them."""
-    csv.field_size_limit(2**31 - 1)  # as large as Windows allows
-    dialect = OPTIONS[kind]
-    lines = csv.reader(
-        map("{}\n".format, read_lines(file)), delimiter=dialect.get("sep", ","), quoting=dialect.get("quoting", 0)
-    )
-    header, *row = [*islice(filter(None, lines), 2)] or [[]]
-    if len(set(header)) < len(header):
-        raise InputError(f"{file}: the header has the column {max(header, key=header.count)!r} more than once")
-    if row and len(row[0]) > len(header):
-        raise InputError(f"{file}: the rows have more fields than the header")
-    return [name or f"Unnamed: {number}" for number, name in enumerate(header)]
+def _as_array(values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Array:
+    """Return the values of a column, of the type of earlier ones or, if they do not fit, one for all."""
+    if before is None or before != MIXED:
+        with suppress(pyarrow.ArrowException, OverflowError):
+            array = pyarrow.array(values)
+            fields = [pyarrow.schema([("", kind)]) for kind in (before or pyarrow.null(), array.type)]
+            kind = pyarrow.unify_schemas(fields, promote_options="permissive").types[0]
+            if not {bool, float} <= set(map(type, values)):  # Arrow takes true for 1.0
+                return array if array.type == kind else pyarrow.array(values, kind)
+    texts = [None if value is None else json.dumps(value) for value in values]
+    for text in filter(None, texts):
+        datasets.Json().decode_example(text)  # raises a ValueError for a too large number
+    return pyarrow.array(texts, MIXED)
+
+
+def read_parquet(files: Sequence[str | Path], cache_dir: str | None = None, **options: Any) -> Any:
+    """Return the rows of parquet files; `options` are those of `datasets.load_dataset`."""
+    with input_errors(list_files(files), Exception):
+        # the name keeps `datasets` from taking its copy of another content with the same time for these files
+        name = None if options.get("streaming") else Hasher.hash([*map(hash_file, files)])
+        names = [glob.escape(str(file)) for file in files]
+        return datasets.load_dataset("parquet", name, data_files=names, split="train", cache_dir=cache_dir, **options)
+
+
+@cache
+def code_hash() -> str:
+    """Return a hash of this package: `datasets` would take cached rows and inputs for those of other code."""
+    return Hasher.hash([file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py"))])
 
 
 def warn_of_shared_files(files: Mapping[str, Sequence[str | Path]]) -> None:
@@ -125,17 +142,6 @@ def warn_of_shared_files(files: Mapping[str, Sequence[str | Path]]) -> None:
             logger.warning(f"{list_files(shared)} is a training and a {split} file: its scores will be too high")
 
 
-@contextmanager
-def _quiet_datasets() -> Iterator[None]:
-    """Silence the logger of `datasets`, which logs the exceptions that it raises."""
-    level = datasets.utils.logging.get_verbosity()
-    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
-    try:
-        yield
-    finally:
-        datasets.utils.logging.set_verbosity(level)
-
-
 def list_files(files: Sequence[str | Path]) -> str:
     """Return the names of the first files, for messages."""
     shown = ", ".join(map(str, files[:MAX_FILES_IN_MESSAGE]))
@@ -145,31 +151,38 @@ def list_files(files: Sequence[str | Path]) -> str:
 # 2. Name the file and number of a row
 
 
+@dataclass
+class RowsInfo(datasets.DatasetInfo):
+    """The info of a Dataset, which `map`, `select` and so on keep, with the files that its rows come from.
+
+    Attributes:
+        files: the number of rows of each, None where they are not known.
+        is_expanded: several rows may be made of a row in a file.
+        left_out: numbers in the files of rows that are not in the Dataset, from 0.
+    """
+
+    files: dict[str, int | None] = field(default_factory=dict)
+    is_expanded: bool = False
+    left_out: list[int] = field(default_factory=list)
+
+
+def info_of(rows: Dataset) -> RowsInfo:
+    return rows.info if isinstance(rows.info, RowsInfo) else RowsInfo(**vars(rows.info))
+
+
 def set_source(
     rows: Dataset, files: Sequence[str | Path], counts: Sequence[int] = (), expanded: bool = False
 ) -> Dataset:
-    """Record the files that rows come from; rows made by `map`, `select` and so on keep them.
+    """Record the files, or the name of the dataset, that rows come from.
 
     Args:
         counts: the number of rows of each file, if the rows are those of the files, one after the other.
         expanded: several rows may be made of a row in a file.
     """
     known = dict(zip(map(str, files), counts, strict=False))
-    rows.info.download_checksums = {str(file): {"rows": known.get(str(file))} for file in files}
-    if expanded:
-        rows.info.download_checksums[EXPANDED] = {}
+    numbers = {str(file): known.get(str(file)) for file in files}
+    rows._info = replace(info_of(rows), files=numbers, is_expanded=expanded, left_out=[])
     return rows
-
-
-def source_files(rows: Dataset) -> list[str]:
-    """Return the files, or the name of the dataset, that `set_source` recorded."""
-    return list(row_counts(rows))
-
-
-def row_counts(rows: Dataset) -> dict[str, int | None]:
-    """Return the number of rows of each source file, None where rows of the dataset are not rows of the file."""
-    sources = rows.info.download_checksums or {}  # `datasets` may have put other fields there
-    return {name: source["rows"] for name, source in sources.items() if "rows" in (source or {})}
 
 
 @dataclass(frozen=True)
@@ -183,23 +196,18 @@ class Source:
         return place_of_rows(self.rows, self.split, numbers)
 
 
-def source_of(rows: Dataset, split: str) -> Source:
-    """Return the place of rows, or of some of them, for `input_errors`."""
-    return Source(rows, f"expanded {split}" if EXPANDED in (rows.info.download_checksums or {}) else split)
-
-
 def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str:
     """Return the file and the numbers of rows in it, counted from 1; without numbers, the files.
 
     Args:
         numbers: of rows of the dataset, counted from 0. If they are in several files, those in the first are named.
     """
-    files = list_files(source_files(rows))
+    info = info_of(rows)
+    files = list_files([*info.files])
     if not numbers:
         return files
-    total, numbers = len(numbers), [_number_in_files(rows, number) for number in numbers]
-    before = 0
-    for file, count in row_counts(rows).items():
+    total, numbers, before = len(numbers), [_number_in_files(info, number) for number in numbers], 0
+    for file, count in info.files.items():
         if count is None:
             break
         if numbers[0] < before + count:
@@ -209,29 +217,31 @@ def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str
     return f"{files}, {split} {name_rows([number + 1 for number in numbers])}".removeprefix(", ")
 
 
+def source_of(rows: Dataset, split: str) -> Source:
+    """Return the place of rows, or of some of them, for `input_errors`."""
+    return Source(rows, f"expanded {split}" if info_of(rows).is_expanded else split)
+
+
 def leave_out(rows: Dataset, numbers: Collection[int]) -> Dataset:
     """Return the other rows, which messages still number as in their files."""
+    info = info_of(rows)
     kept = rows.select([number for number in range(len(rows)) if number not in numbers])
-    gone = sorted({_number_in_files(rows, number) for number in numbers} | set(left_out_rows(rows)))
-    kept.info.download_checksums = {**(rows.info.download_checksums or {}), LEFT_OUT: {"numbers": gone}}
+    kept._info = replace(
+        info, left_out=sorted({_number_in_files(info, number) for number in numbers}.union(info.left_out))
+    )
     return kept
 
 
-def left_out_rows(rows: Dataset) -> list[int]:
-    """Return the numbers in the files of the rows that `leave_out` has left out."""
-    return (rows.info.download_checksums or {}).get(LEFT_OUT, {}).get("numbers", [])
-
-
-def _number_in_files(rows: Dataset, number: int) -> int:
-    for gone in left_out_rows(rows):
+def _number_in_files(info: RowsInfo, number: int) -> int:
+    for gone in info.left_out:
         number += gone <= number
     return number
 
 
 def is_csv(rows: Dataset) -> bool:
     """True if the rows come from csv or tsv files."""
-    files = source_files(rows)
-    return bool(files) and all(file_kind(file) in ("csv", "tsv") for file in files)
+    files = info_of(rows).files
+    return bool(files) and all(file_kind(file) in DIALECTS for file in files)
 
 
 # 3. Requirements on rows

@@ -1,8 +1,6 @@
 """`hf-deberta score`: equal to Transformers' pipeline, rows as they were, resumable; with Ray where it is installed."""
 
-import csv
 import gzip
-import io
 import json
 import os
 import re
@@ -42,6 +40,7 @@ from hf_deberta.scoring import (
     score_file,
 )
 from hf_deberta.training.errors import InputError
+from hf_deberta.training.text_files import read_rows
 
 WORDS = ["the", "old", "man", "walked", "to", "a", "quiet", "harbour"]
 TEXTS = [" ".join(WORDS[(number + i) % 8] for i in range(1 + number * 7 % 40)) for number in range(30)]
@@ -161,7 +160,7 @@ def test_other_threads_of_the_process_keep_their_cores(model):
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
 def test_lines_of_json_stay_as_they_are(classifier, ending, tmp_path):
     lines = ['{"text": "the old man", "n": 1.50, "x": null} ', '{ "text":"caf\u00e9 é", "deep": {"label": 1} }']
-    data = "\n".join(lines).encode()
+    data = "\n\n".join([*lines, " "]).encode()  # blank lines are no rows
     source, target = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
     source.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
     assert score_file(classifier, source, target)["rows"] == 2
@@ -180,21 +179,19 @@ def test_a_text_file_has_one_text_a_line(classifier, tmp_path):
 def test_fields_of_csv_and_tsv_keep_their_text(classifier, tmp_path):
     """Numbers stay as they are written, quoted fields may have line breaks, and blank lines are no rows."""
     sources = {
-        "a.csv": '\ufeffn,text,x\r\n007,"the old\nman, ""quiet""","N\rA"\r\n\r\n1.50,,NA\r\n',
-        "b.tsv": 'n\ttext\n007\tthe "old man\n1.50\tquiet\n',
+        "a.csv": '\ufeffn,text,x\r\n007,"the old\nman, ""quiet""",N\rA\r\n\r\n1.50,,NA\r\n',
+        "b.tsv": 'n\ttext\n007\tthe "old\rman\n1.50\tquiet\n',
     }
     rows = {}
     for name, text in sources.items():
         zipped = tmp_path / f"{name}.gz"
         zipped.write_bytes(gzip.compress(text.encode()))
         assert count_rows(zipped, classifier.settings) == 2
-        score_file(classifier, zipped, tmp_path / "out.gz")
-        quoting = csv.QUOTE_NONE if "tsv" in name else csv.QUOTE_MINIMAL
-        lines = io.StringIO(gzip.decompress((tmp_path / "out.gz").read_bytes()).decode(), newline="")
-        rows[name] = [*csv.DictReader(lines, delimiter="\t" if "tsv" in name else ",", quoting=quoting)]
+        score_file(classifier, zipped, tmp_path / f"out.{name}.gz")
+        rows[name] = [*read_rows(tmp_path / f"out.{name}.gz")]
     values = [[*row.values()][:-3] for row in rows["a.csv"]]
-    assert values == [["007", 'the old\nman, "quiet"', "N\rA"], ["1.50", "", "NA"]]
-    assert [[*row.values()][:-3] for row in rows["b.tsv"]] == [["007", 'the "old man'], ["1.50", "quiet"]]
+    assert values == [["007", 'the old\nman, "quiet"', "N\rA"], ["1.50", None, "NA"]]
+    assert [[*row.values()][:-3] for row in rows["b.tsv"]] == [["007", 'the "old\rman'], ["1.50", "quiet"]]
     for row in chain(*rows.values()):
         scores = json.loads(row["scores"])
         assert row["label"] == max(scores, key=scores.get) and float(row["score"]) == scores[row["label"]]
@@ -207,7 +204,8 @@ def test_fields_of_csv_and_tsv_keep_their_text(classifier, tmp_path):
         "body\na\n": "a.csv has no column 'text'; it has body",
         "text,label\na,1\n": "a.csv has a column 'label' already: add --prefix",
         "": "a.csv has no column 'text'; it has ",
-        'text\n"a': "a.csv: unexpected end of data",
+        'text\n"a': "a.csv, line 2: unexpected end of data",
+        "text,n,text\na,1,b\n": "a.csv has the column 'text' more than once",
         "text\ncaf\u00e9": "a.csv: 'utf-8' codec can't decode byte 0xe9",
     }.items(),
 )
@@ -284,6 +282,10 @@ def test_files_of_parquet_that_cannot_be_scored(classifier, tmp_path):
         score_file(classifier, broken, target)
     with pytest.raises(InputError, match="no column 'body'; it has id, text"):
         score_file(rewired(classifier, text="body"), write_parquet(tmp_path / "a.parquet", TEXTS), target)
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, ["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "twice.parquet")
+    with pytest.raises(InputError, match="twice.parquet has the column 'text' more than once"):
+        score_file(classifier, tmp_path / "twice.parquet", target)
     with pytest.raises(InputError, match="a.parquet, row 31 has a bad text"):
         score_file(classifier, write_parquet(tmp_path / "a.parquet", [*TEXTS, None]), target)
     assert not target.exists()

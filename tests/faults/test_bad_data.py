@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 import re
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.tasks import glue, ner, race, record, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.training.data_files import source_of
+from hf_deberta.training.data_files import read_table, source_of
 from hf_deberta.training.errors import InputError, input_errors
 
 NUMBER_OF_ROWS = 6
@@ -327,3 +328,33 @@ def test_damaged_file(task, tmp_path, tokenizer, tally):
             continue
         (tally.held if accepted else tally.refused)(f"damaged data of {task}")
     assert not failures, "\n".join(failures)
+
+
+PIECES = ("2024-05-06T07:08:09Z", "2020-01-01", "007", "1.50", "NA", "a b", " ", "\r", "\n", '"', ",", "\u2028", "é")
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json"])
+def test_texts_are_read_as_they_were_written(kind, tmp_path, tally):
+    """Also from a file that replaces another of the same time."""
+    path = tmp_path / f"rows.{kind}"
+    for seed in range(SEED, SEED + number_of_cases(20, 1000)):
+        rng = random.Random(f"{kind} {seed}")
+        pieces = PIECES if kind != "tsv" else [piece for piece in PIECES if piece != "\n"]
+        texts = ["".join(rng.choices(pieces, k=rng.randrange(4))) for _ in range(rng.randrange(1, 5))]
+        rows = [{"text": text, "end": "."} for text in texts]  # a carriage return at a line's end belongs to it
+        if kind in ("csv", "tsv"):
+            ends = {"lineterminator": rng.choice(("\n", "\r\n"))}
+            file = io.StringIO(newline="")
+            if kind == "csv":
+                csv.writer(file, **ends).writerows([["text", "end"], *(row.values() for row in rows)])
+            else:
+                file.writelines(
+                    "\t".join(row) + ends["lineterminator"] for row in [["text", "end"], *map(dict.values, rows)]
+                )
+            path.write_bytes(file.getvalue().encode())
+        else:
+            path.write_bytes(serialize(rows, kind, tmp_path))
+        os.utime(path, (10**9, 10**9))
+        found = read_table(path)["text"][:]
+        assert found == [text or (None if kind in ("csv", "tsv") else "") for text in texts], f"{kind}, seed {seed}"
+        tally.held(f"texts of {kind}")

@@ -181,7 +181,7 @@ def test_bad_input(tmp_path):
         ({}, "no data given: use --train_file"),
         ({"train_file": str(tmp_path / "nowhere.jsonl")}, "there is no file"),
         ({"train_file": str(tmp_path / "empty.jsonl")}, "is empty"),
-        ({"train_file": str(tmp_path / "header.csv")}, "has no rows"),
+        ({"train_file": str(tmp_path / "header.csv")}, "there are no rows"),
         ({"train_file": str(tmp_path / "a.xml")}, "is none of"),
         ({"train_file": path, "dataset_name": "x"}, "not both"),
         ({"train_file": path, "dataset_config_name": "x"}, "not both"),

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 from dataclasses import replace
@@ -113,6 +114,61 @@ def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog, monkeypatc
     again = corpus.token_file("train", other, tmp_path / "tokens")
     assert "made from another text or tokenizer" in caplog.text
     assert again.about["fingerprint"] != first.about["fingerprint"]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "tsv", "parquet"])
+def test_a_file_that_is_replaced_and_keeps_its_time(tokenizer, tmp_path, kind, streaming):
+    path, fields = tmp_path / f"a.{kind}", {"streaming": streaming, "validation_split_percentage": 0}
+    for text in ("man walked", "boat waits", "boat waits for wind"):  # two have the same size
+        if kind == "parquet":
+            datasets.Dataset.from_dict({"text": [text]}).to_parquet(path)
+        else:
+            path.write_text({"txt": text, "jsonl": json.dumps({"text": text})}.get(kind, f"text\n{text}") + "\n")
+        os.utime(path, (10**9, 10**9))
+        corpus = Corpus(CorpusArguments(train_file=[str(path)], **fields), str(tmp_path / "cache"))
+        assert tokenizer.decode(corpus.token_file("train", tokenizer, tmp_path / "tokens").document(0)) == text
+
+
+def test_token_files_of_before_are_reused(text_file, tokenizer, tmp_path, monkeypatch):
+    """Their fingerprints had no hashes of the files."""
+    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
+    path = tmp_path / "tokens" / "train" / "about.json"
+    about = corpus.token_file("train", tokenizer, tmp_path / "tokens").about
+    path.write_text(json.dumps(about | {"fingerprint": about["fingerprint"].split()[0]}))
+    monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
+    corpus.token_file("train", tokenizer, tmp_path / "tokens")
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+def test_texts_are_those_of_the_file(tmp_path, streaming):
+    """Dates stay texts; other columns may differ from file to file; a file without the column of the text is named."""
+    files = {
+        "a.csv": "id,text\n1,2024-05-06T07:08:09Z\n", "b.csv": "text,more,id\n007,x,2\none\rtwo,,3\n", "c.csv": "",
+        "a.jsonl": '{"text": "2024-05-06T07:08:09Z", "x": 1}\n',
+        "b.jsonl": '{"x": "y", "text": "007"}\n{"text": null}\n',
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content.encode())
+
+    def texts(pattern: str) -> list[str]:
+        fields = {"streaming": streaming, "validation_split_percentage": 0}
+        return all_texts(Corpus(CorpusArguments(train_file=[str(tmp_path / pattern)], **fields)), "train")
+
+    assert texts("*.csv") == ["2024-05-06T07:08:09Z", "007", "one\rtwo"]
+    assert texts("*.jsonl") == ["2024-05-06T07:08:09Z", "007"]
+    for name, content, message in (
+        ("d.csv", "id,x\n1,2\n", "d.csv has no column 'text'; it has id, x: .*--text_column"),
+        ("d.json", '[null, {"text": "x"}]', "d.json, row 1 holds null"),
+        (
+            "d.jsonl",
+            '{"text": "x"}\n{"text": 5}\n',
+            "d.jsonl, row 2: 'text' must be text, not a number, 5: .*--text_col",
+        ),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(InputError, match=message):
+            texts(f"*{name[1:]}")
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -279,7 +335,7 @@ def test_bad_files(tmp_path, text_file):
         Corpus(CorpusArguments(train_file=[__file__]))
     with pytest.raises(InputError, match="the same type"):  # their columns are separated differently
         Corpus(CorpusArguments(train_file=[write(tmp_path, "csv"), write(tmp_path, "tsv")], text_column="content"))
-    with pytest.raises(InputError, match="corpus.jsonl: .* no column 'text'; they have content, id: .*--text_column"):
+    with pytest.raises(InputError, match="corpus.jsonl has no column 'text'; it has content, id: .*--text_column"):
         Corpus(CorpusArguments(train_file=[write(tmp_path, "jsonl")]), str(tmp_path / "cache"))
     with pytest.raises(InputError, match="a stream cannot be split"):
         Corpus(CorpusArguments(train_file=[text_file], streaming=True), str(tmp_path / "cache"))

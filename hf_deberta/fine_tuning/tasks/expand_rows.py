@@ -1,15 +1,16 @@
-"""Check the format of nested rows, and replace each, such as an article with its questions, by several flat rows."""
+"""Read what tasks need of rows: flat rows of nested ones, such as the questions of an article, values, numbers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, get_args
 
+import numpy as np
 import pyarrow
-from datasets import Dataset
+from datasets import Dataset, Value
 
-from hf_deberta.training.data_files import check_rows, set_source, source_files
+from hf_deberta.training.data_files import check_rows, info_of, is_csv, set_source
 from hf_deberta.training.errors import InputError, one_line
-from hf_deberta.training.file_faults import TYPE_NAMES, describe
+from hf_deberta.training.text_files import TYPE_NAMES, describe
 
 
 def expand_rows(
@@ -40,7 +41,7 @@ def expand_rows(
         raise InputError(f"a field has values of different types, or a too large number: {one_line(error)}") from error
     if len(flat_rows) == 0:
         raise InputError(f"the rows hold no {columns[0]}, only empty lists")
-    return set_source(flat_rows, source_files(rows), expanded=True)
+    return set_source(flat_rows, [*info_of(rows).files], expanded=True)
 
 
 @contextmanager
@@ -83,3 +84,20 @@ def read_as(value: Any, shape: Any, place: str = "") -> Any:
             fields[name] = None if is_absent else read_as(content.get(name), field, f"{place}.{name}".removeprefix("."))
         return fields
     return content
+
+
+def number_type(rows: Dataset, column: str) -> str | None:
+    """Return int64 or float64 if the fields of a csv or tsv file are such numbers; 0012 and 3.50 are texts."""
+    for kind, number in (("int64", np.int64), ("float64", float)) if is_csv(rows) else ():
+        with suppress(ValueError, OverflowError):  # no number, or a large one
+            if all(str(number(text)) == text for text in rows[column] if text is not None):
+                return kind
+    return None
+
+
+def with_numbers(rows: Dataset, columns: Iterable[str]) -> Dataset:
+    """Return rows with numbers in those of the columns where `number_type` finds some."""
+    kinds = {name: number_type(rows, name) for name in columns if name in rows.column_names}
+    features = rows.features.copy()
+    features.update({name: Value(kind) for name, kind in kinds.items() if kind is not None})
+    return rows if features == rows.features else rows.cast(features)

@@ -49,12 +49,13 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, read_config
+from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import csv_text, is_csv, place_of_rows, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import shorten
+from hf_deberta.training.text_files import shorten
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
@@ -208,7 +209,7 @@ def infer_task(
 def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[str, ...]:
     """Return two text columns with names of GLUE, or else the only one; columns of identifiers are not read."""
     others = [name for name in rows.column_names if name != label_column and not IDENTIFIER.fullmatch(name)]
-    texts = [name for name in others if _is_text(rows.features[name])]
+    texts = [name for name in others if _is_text(rows.features[name]) and number_type(rows, name) is None]
     if pair := next((pair for pair in PAIRS if set(pair) <= set(texts)), None):
         return pair
     if len(texts) != 1:
@@ -289,7 +290,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def require_text_columns(rows: Dataset, columns: Sequence[str], split: str, require_texts: bool = False) -> None:
-    """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers.
+    """Require that the columns hold texts, or numbers.
 
     Args:
         require_texts: a row without text is an error. Otherwise it is an empty text, with a warning.
@@ -490,6 +491,7 @@ class Classification(Task):
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         column = self.data_args.label_column_name
+        splits = {split: with_numbers(rows, [column]) for split, rows in splits.items()}
         self.label_columns = (column,)
         self.task = task = TASKS.get(self.data_args.name) or self.own_task(splits)
         self.labels, self.metric_names = task.labels, CONFIGURATIONS["glue"][task.metric]

@@ -56,7 +56,7 @@ from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import check_rows, read_table, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import read_lines
+from hf_deberta.training.text_files import read_lines
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 CONTEXTS = ("none", "merged", "around")

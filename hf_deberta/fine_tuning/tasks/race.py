@@ -33,6 +33,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +46,15 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, code_hash, require_plain_splits
+from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as, with_numbers
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
+from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import read_json
+from hf_deberta.training.text_files import read_json
 
 HUB_NAMES = {
     "race": ("ehovy/race", "all"),
@@ -135,17 +136,14 @@ def _read_release(folder: Path) -> Dataset:
     paths = sorted(folder.rglob("*.txt"))
     if not paths:
         raise InputError(f"there is no article of RACE, such as high/1.txt, in the folder {folder}")
-    # The version is part of the key under which datasets caches the rows.
-    version = (sum(path.stat().st_mtime_ns for path in paths), code_hash())
-    files = {"paths": list(map(str, paths)), "version": version}
-    with input_errors(str(folder), Exception):
-        rows = Dataset.from_generator(_questions_of_files, features=datasets.Features(FLAT_FEATURES), gen_kwargs=files)
+    with input_errors(str(folder)):
+        rows = cache_rows(paths, partial(_questions_of_files, paths), FLAT_FEATURES)
     return set_source(rows, [folder])
 
 
-def _questions_of_files(paths: list[str], version: tuple) -> Iterator[dict[str, Any]]:
+def _questions_of_files(paths: list[Path]) -> Iterator[dict[str, Any]]:
     for path in paths:
-        with input_errors(path):
+        with input_errors(str(path)):
             yield from _questions_of_article(read_json(path))
 
 
@@ -169,6 +167,7 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
         fill_blanks: put an option into the blank (_) of its question; by default it follows the question, as in the
             official DeBERTa code.
     """
+    rows = with_numbers(rows, ["answer", "label"])
     with input_errors(source_of(rows, split)):
         columns = rows.column_names
         is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
@@ -220,7 +219,7 @@ def _is_missing(answer: Any) -> bool:
 
 
 def _one_line(text: str | float | None) -> str:
-    """Return the text with single spaces, as the official code does. A csv column of digits is read as numbers."""
+    """Return the text with single spaces, as the official code does."""
     return " ".join(("" if text is None else str(text)).split())
 
 

@@ -37,15 +37,15 @@ from hf_deberta import HfDebertaForQuestionAnswering
 from hf_deberta.fine_tuning.answer_spans import PredictedAnswers, SquadEncoder, find_answers
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, code_hash, require_plain_splits
+from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
+from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import file_kind, read_json, shorten
+from hf_deberta.training.text_files import file_kind, json_objects, read_json, shorten
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
@@ -111,35 +111,27 @@ def read_squad(file: str | Path) -> Dataset:
 
     Files may be gzipped.
     """
-    path = Path(file)
-    document = None
+    path, data = Path(file), None
     if file_kind(path) == "json" and path.is_file():
         with suppress(InputError):  # one row per line, or an invalid file, which read_table reports
             document = read_json(path)
-    data = document.get("data") if isinstance(document, dict) else None
-    if isinstance(data, list) and (not data or (isinstance(data[0], dict) and "paragraphs" in data[0])):
-        return _read_articles(path, data)
-    return read_table(path, ("json", "jsonl", "parquet"), rows_field=None if data is None else "data")
-
-
-def _read_articles(path: Path, articles: list) -> Dataset:
+            data = document.get("data") if isinstance(document, dict) else None
+    if data is None:
+        return read_table(path)
+    if not isinstance(data, list) or (data and not (isinstance(data[0], dict) and "paragraphs" in data[0])):
+        rows = cache_rows([path], partial(json_objects, data, path), field="data")
+        return set_source(rows, [path], [len(rows)])
     with input_errors(f"{path} is not in the format of an official SQuAD file"):
-        questions = list(_questions_of_articles(articles))
+        questions = list(_questions_of_articles(data))
         if not questions:
             raise InputError("there is no question")
-    stat = path.stat()
-    # The version is part of the key under which datasets caches the rows.
-    arguments = {"path": str(path), "version": (stat.st_size, stat.st_mtime_ns, code_hash())}
-    with input_errors(str(path), Exception):
-        features = datasets.Features(TEXT_FEATURES | ANSWER_FEATURES)
-        rows = Dataset.from_generator(_questions_of_file, features=features, gen_kwargs=arguments)
-    with_answers = any(question["answers"] is not None for question in questions)
-    return set_source(rows if with_answers else rows.remove_columns("answers"), [path])
+        with_answers = any(question["answers"] is not None for question in questions)
+        features = TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {})
+        return set_source(cache_rows([path], partial(map, _with_answers_by_column, questions), features), [path])
 
 
-def _questions_of_file(path: str, version: tuple) -> Iterator[dict]:
-    for question in _questions_of_articles(read_json(path)["data"]):
-        yield question | {"answers": _answers_by_column(question["answers"])}
+def _with_answers_by_column(question: dict[str, Any]) -> dict[str, Any]:
+    return question | {"answers": _answers_by_column(question["answers"])}
 
 
 def _questions_of_articles(articles: list) -> Iterator[dict]:

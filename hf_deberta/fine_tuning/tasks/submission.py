@@ -28,7 +28,12 @@ def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """Return JSON, with null for a number that is not finite."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:  # NaN or Infinity, which are no JSON
+        without = json.loads(json.dumps(value, default=str), parse_constant=lambda name: None)
+        return json.dumps(without, ensure_ascii=False)
 
 
 def write_predicted_rows(path: Path, rows: Dataset, predicted: Mapping[str, Sequence[Any]]) -> None:

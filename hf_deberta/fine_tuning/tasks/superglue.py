@@ -53,7 +53,7 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue, record
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as, with_numbers
 from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
@@ -62,7 +62,7 @@ from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import describe
+from hf_deberta.training.text_files import describe
 
 DIAGNOSTICS = ("axb", "axg")
 METRICS = CONFIGURATIONS["super_glue"]
@@ -149,6 +149,7 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
     >>> flatten_split(Dataset.from_list([row]), "train", "wsc")[0]["span2_text"]
     'they'
     """
+    rows = with_numbers(rows, set(rows.column_names) - TEXT_COLUMNS)
     with input_errors(source_of(rows, split)):
         nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
         if flatten is not None and nested_column in rows.column_names:

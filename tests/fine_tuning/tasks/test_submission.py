@@ -33,7 +33,10 @@ def test_predictions_with_the_rows(tmp_path):
     times = [datetime(2026, 1, 1, 8), None]
     given = {"text": ['a "b", c\rd', "é\ne"], "tags": [["é"], []], "prediction": ["old", ""], "probability_yes": [1, 2]}
     given |= {"input_prediction": [3, 4], "time": times, "probabilities": ["p", "q"]}
-    predicted = {"prediction": ["no", "yes"], "probabilities": [{"no": 0.75, "yes": 0.25}, {"no": 0.5, "yes": 0.5}]}
+    predicted = {
+        "prediction": ["no", "yes"],
+        "probabilities": [{"no": 0.75, "yes": 0.25}, {"no": 0.5, "yes": float("nan")}],
+    }
     write_predicted_rows(tmp_path / "predictions_v1.5", Dataset.from_dict(given), predicted)
     names = ["text", "tags", "input_input_prediction", "input_probability_yes", "input_prediction", "time"]
     names += ["input_probabilities", "prediction"]
@@ -41,6 +44,7 @@ def test_predictions_with_the_rows(tmp_path):
     assert [*first] == [*second] == [*names, "probabilities"]
     values = [given["text"][0], ["é"], "old", 1, 3, "2026-01-01 08:00:00", "p", "no", predicted["probabilities"][0]]
     assert [*first.values()] == values and second["time"] is None
+    assert second["probabilities"] == {"no": 0.5, "yes": None}  # NaN is no JSON
     with open(tmp_path / "predictions_v1.5.csv", encoding="utf-8", newline="") as file:
         header, row, _ = csv.reader(file)
     assert header == [*names, "probability_no", "probability_yes"]

@@ -1,0 +1,33 @@
+"""Columns of csv files that tasks read as numbers."""
+
+import pytest
+
+from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
+from hf_deberta.training.data_files import leave_out, place_of_rows, read_table
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "values"),
+    [
+        (["1", "", "-20"], "int64", [1, None, -20]),
+        (["1.5", "2.0", ""], "float64", [1.5, 2.0, None]),
+        (["0012", "13", "14"], None, ["0012", "13", "14"]),
+        (["3.50", "4", "5"], None, ["3.50", "4", "5"]),
+        (["1234567890123456789", "", "1"], "int64", [1234567890123456789, None, 1]),
+        (["99999999999999999999", "1", "2"], None, ["99999999999999999999", "1", "2"]),
+        (["True", "FALSE", "1"], None, ["True", "FALSE", "1"]),
+        (["+1", " 2", "1e5"], None, ["+1", " 2", "1e5"]),
+    ],
+)
+def test_columns_of_csv_are_numbers_where_a_task_asks_for_them(tmp_path, fields, kind, values):
+    path = tmp_path / "a.csv"
+    path.write_text(',"b\nb"\n' + "".join(f"{field},x\n" for field in fields))
+    rows = read_table(path)
+    assert rows.column_names == ["Unnamed: 0", "b\nb"]
+    assert rows["Unnamed: 0"][:] == [field or None for field in fields]
+    assert number_type(rows, "Unnamed: 0") == kind
+    rows = with_numbers(rows, ["Unnamed: 0", "no column"])
+    assert rows["Unnamed: 0"][:] == values
+    kept = leave_out(rows, [1])
+    assert kept["Unnamed: 0"][:] == [values[0], values[2]]
+    assert place_of_rows(kept, "train", [1]).endswith("a.csv, row 3")
