@@ -34,6 +34,8 @@ FREE_FLAGS = {
     "null_score_diff_threshold", "return_entity_level_metrics", "perplexity_stride",
     # which rows are left out; those that are trained on identify a run
     "skip_bad_rows",
+    # how fast steps are
+    "cuda_graphs", "pad_to_multiple_of",
     # flags that only choose values for others, or several runs
     "recipe", "demo", "num_seeds", "ensemble", "ignore_mismatched_sizes",
 }  # fmt: skip
