@@ -113,6 +113,27 @@ class AtomicCheckpointsMixin(Trainer):
                 shutil.copy(source_file, str(self.args.output_dir))
         super()._push_from_checkpoint(checkpoint_folder)
 
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Resume with the best checkpoint beside this one, wherever their folder was when they were written."""
+        progress = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if resume_from_checkpoint is not None:
+            best = best_beside(Path(resume_from_checkpoint))
+            self.state.best_model_checkpoint = str(best) if best is not None and best.is_dir() else None
+            if self.state.best_model_checkpoint is not None:
+                logger.info(f"the best checkpoint so far is {best}")
+            elif best is not None:
+                logger.warning(f"{best}, the best checkpoint so far, is gone: the run goes on without it")
+        return progress
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
@@ -264,14 +285,19 @@ def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[
     """Describe damage in the best model so far, which the run loads in the end."""
     if not arguments.load_best_model_at_end:
         return []
-    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    best = checkpoint.with_name(f"checkpoint-{state.best_global_step}")
-    if best == checkpoint or not best.is_dir():  # Trainer warns if it is gone
+    best = best_beside(checkpoint)
+    if best is None or best.name == checkpoint.name or not best.is_dir():  # a warning says if it is gone
         return []
     return [
         f"the best model so far, {best.name}, is damaged ({damage}); remove that folder to go on without it"
         for damage in find_damaged_files(best, WEIGHT_FILES)[:1]
     ]
+
+
+def best_beside(checkpoint: Path) -> Path | None:
+    """Return the best checkpoint that a checkpoint records, by its name: the folder of both may have been moved."""
+    recorded = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).best_model_checkpoint
+    return None if recorded is None else checkpoint.absolute().with_name(Path(recorded).name)
 
 
 def final_weights(folder: Path, models: Iterable[str]) -> list[Path]:

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tiny_trainers import checkpointing_trainer as trainer
 from transformers import TrainingArguments
 
@@ -23,6 +24,7 @@ from hf_deberta.training.checkpoints import (
 )
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.integrity import write_manifest
+from hf_deberta.training.run_identity import RunArguments
 
 
 def names(folder) -> list[str]:
@@ -61,6 +63,31 @@ def test_stopped_while_saving(tmp_path, monkeypatch, where, error):
     again = trainer(tmp_path)
     again.train(resume_from_checkpoint=last_checkpoint(again.args))
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+def scored_trainer(folder, scores: list[float], **fields):
+    """A trainer whose evaluation after each second step has the next of these scores; the highest is the best."""
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "score", **fields}
+    fields |= {"load_best_model_at_end": True, "greater_is_better": True, "max_steps": 2 * len(scores)}
+    run = trainer(folder, arguments_class=RunArguments, **fields)
+    run.compute_metrics = lambda _: {"score": scores[max(0, run.state.global_step // 2 - 1)]}
+    return run
+
+
+@pytest.mark.parametrize("move", [os.rename, shutil.copytree])
+def test_a_run_folder_that_was_moved_or_copied(tmp_path, move):
+    """The best model is that of the folder in use, also if another one has the old name."""
+    saved = {"save_steps": 4, "scores": [3, 4, 5, 2]}  # the best score, at step 6, has no checkpoint
+    scored_trainer(tmp_path / "a", **saved).train()
+    move(tmp_path / "a", tmp_path / "b")
+    if move is shutil.copytree:
+        flip_a_byte(tmp_path / "a" / "checkpoint-4" / "model.safetensors")
+    best = load_file(tmp_path / "b" / "checkpoint-4" / "model.safetensors")
+    run = scored_trainer(tmp_path / "b", save_total_limit=1, **saved)
+    run.train(resume_from_checkpoint=last_checkpoint(run.args))
+    assert run.state.best_model_checkpoint == str(tmp_path / "b" / "checkpoint-4")
+    assert all(weight.equal(best[name]) for name, weight in run.model.state_dict().items() if name in best)
+    assert names(tmp_path / "b") == ["checkpoint-4"]
 
 
 class FsdpPlugin:
@@ -159,7 +186,7 @@ def test_the_best_model_must_be_whole(run_folder):
     """The run loads it in the end. If it is gone, Trainer warns, and the run goes on without it."""
     for step in (4, 6):
         state = run_folder / f"checkpoint-{step}" / "trainer_state.json"
-        state.write_text(json.dumps({**json.loads(state.read_text()), "best_global_step": 2}))
+        state.write_text(json.dumps({**json.loads(state.read_text()), "best_model_checkpoint": "checkpoint-2"}))
         write_manifest(state.parent)
     fields = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"}
     fields |= {"eval_steps": 2, "save_steps": 2}
