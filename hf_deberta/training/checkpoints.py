@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
-from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerState, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
@@ -113,29 +113,20 @@ class AtomicCheckpointsMixin(Trainer):
                 shutil.copy(source_file, str(self.args.output_dir))
         super()._push_from_checkpoint(checkpoint_folder)
 
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: str | None,
-        trial: Any,
-    ) -> tuple[int, int]:
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:
         """Resume with the best checkpoint beside this one, wherever their folder was when they were written."""
-        progress = super()._init_training_state(
-            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
-        if resume_from_checkpoint is not None:
-            best = best_beside(Path(resume_from_checkpoint))
-            self.state.best_model_checkpoint = str(best) if best is not None and best.is_dir() else None
-            if self.state.best_model_checkpoint is not None:
-                logger.info(f"the best checkpoint so far is {best}")
-            elif best is not None:
-                logger.warning(f"{best}, the best checkpoint so far, is gone: the run goes on without it")
+        progress, checkpoint = super()._init_training_state(*args), args[3]
+        if checkpoint is not None:
+            self.args.eval_on_start = False  # it is not another evaluation without improvement
+            best = best_beside(Path(checkpoint))
+            exists = best is not None and best.is_dir()
+            self.state.best_model_checkpoint = str(best) if exists else None
+            if best is not None:
+                (logger.info if exists else logger.warning)(f"best checkpoint so far: {best}{', gone' * (not exists)}")
         return progress
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and not has_stopped_early(self.state):
             super()._run_epoch(*args, **kwargs)
         else:  # resumed from the last step: Trainer would make one more before it stops
             self.control.should_training_stop = True
@@ -173,6 +164,9 @@ class AtomicCheckpointsMixin(Trainer):
         """Write the state as `Trainer` does, and a manifest of it and the final model: the run has finished."""
         folder = Path(str(self.args.output_dir))
         if self.is_world_process_zero():
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, EarlyStoppingCallback):
+                    cast(dict, self.state.stateful_callbacks)[type(callback).__name__] = callback.state()
             with atomic_write(folder / TRAINER_STATE_NAME) as unfinished:
                 self.state.save_to_json(str(unfinished))
             write_manifest(folder, [folder / TRAINER_STATE_NAME, *final_weights(folder, self.final_models)])
@@ -292,6 +286,13 @@ def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[
         f"the best model so far, {best.name}, is damaged ({damage}); remove that folder to go on without it"
         for damage in find_damaged_files(best, WEIGHT_FILES)[:1]
     ]
+
+
+def has_stopped_early(state: TrainerState) -> bool:
+    """Return whether the patience of early stopping was over when a state was saved."""
+    saved: Any = cast(dict, state.stateful_callbacks).get(EarlyStoppingCallback.__name__)
+    patience = saved and max(1, saved["args"]["early_stopping_patience"])
+    return bool(patience) and saved["attributes"]["early_stopping_patience_counter"] >= patience
 
 
 def best_beside(checkpoint: Path) -> Path | None:

@@ -77,6 +77,7 @@ class RunArguments(TrainingArguments):
     """`TrainingArguments` that carry the flags which identify the run, with the optimizer's settings of the papers."""
 
     logging_nan_inf_filter: bool = False
+    restore_callback_states_from_checkpoint: bool = True  # the patience of early stopping
     adam_epsilon: float = 1e-6
     weight_decay: float = 0.01
     per_device_eval_batch_size: int = 32

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from transformers import EarlyStoppingCallback, TrainerState
+from transformers import TrainerState
 from transformers.utils import logging
 
 from hf_deberta.training.checkpoints import (
@@ -17,6 +17,7 @@ from hf_deberta.training.checkpoints import (
     AtomicCheckpointsMixin,
     RunEnd,
     checkpoints_by_step,
+    has_stopped_early,
     inspect_finished_run,
     last_checkpoint,
     require_checkpoint,
@@ -127,7 +128,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         return True
 
     def _has_finished(self) -> bool:
-        """Return whether this run has finished in `output_dir`: not if it stopped early, or is to become longer.
+        """Return whether this run has finished in `output_dir`: not if a signal stopped it, or it is to become longer.
 
         An InputError if its files are damaged, or if it is to become longer, and there is no checkpoint to go on from.
         """
@@ -141,10 +142,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         steps = state.max_steps
         if self.may_grow:
             *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
-        may_stop_early = any(
-            isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks
-        )
-        if state.global_step >= steps or (may_stop_early and state.max_steps >= steps):
+        if state.global_step >= steps or (has_stopped_early(state) and state.max_steps >= steps):
             return True
         can_go_on = bool(checkpoints_by_step(folder))
         if not can_go_on and state.max_steps < steps:

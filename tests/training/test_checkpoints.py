@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 from tiny_trainers import checkpointing_trainer as trainer
-from transformers import TrainingArguments
+from transformers import EarlyStoppingCallback, TrainingArguments
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.training.checkpoints import (
@@ -65,12 +65,14 @@ def test_stopped_while_saving(tmp_path, monkeypatch, where, error):
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-def scored_trainer(folder, scores: list[float], **fields):
+def scored_trainer(folder, scores: list[float], patience: int | None = None, **fields):
     """A trainer whose evaluation after each second step has the next of these scores; the highest is the best."""
     fields = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "score", **fields}
     fields |= {"load_best_model_at_end": True, "greater_is_better": True, "max_steps": 2 * len(scores)}
     run = trainer(folder, arguments_class=RunArguments, **fields)
     run.compute_metrics = lambda _: {"score": scores[max(0, run.state.global_step // 2 - 1)]}
+    if patience is not None:
+        run.add_callback(EarlyStoppingCallback(patience))
     return run
 
 
@@ -88,6 +90,20 @@ def test_a_run_folder_that_was_moved_or_copied(tmp_path, move):
     assert run.state.best_model_checkpoint == str(tmp_path / "b" / "checkpoint-4")
     assert all(weight.equal(best[name]) for name, weight in run.model.state_dict().items() if name in best)
     assert names(tmp_path / "b") == ["checkpoint-4"]
+
+
+@pytest.mark.parametrize("step", [6, 8])
+@pytest.mark.parametrize("fields", [{}, {"eval_on_start": True}], ids=str)
+def test_early_stopping_is_exact_over_a_resume(tmp_path, step, fields):
+    """At step 8, two evaluations after the best one, also if the run resumes from there."""
+    scores = [1, 3, 2, 2, 2, 5]
+    whole = scored_trainer(tmp_path, scores, 2, **fields)
+    whole.train()
+    resumed = scored_trainer(tmp_path, scores, 2, **fields)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert resumed.state.global_step == whole.state.global_step == 8
+    logged = [[entry for entry in run.state.log_history if "eval_score" in entry] for run in (whole, resumed)]
+    assert [entry["step"] for entry in logged[0]] == [entry["step"] for entry in logged[1]]
 
 
 class FsdpPlugin:
