@@ -5,11 +5,12 @@
 >>> trainer.train_or_resume()  # repeat the command after an interruption
 """
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
+from transformers import SchedulerType, TrainerState
 from transformers.utils import logging
 
 from hf_deberta.training.checkpoints import (
@@ -37,7 +38,7 @@ logger = logging.get_logger(__name__)
 class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, GraphedStepsMixin):
     """`Trainer` with whole and finite checkpoints, a row order that resumes exactly, and one run in a folder.
 
-    A subclass says what identifies its run (`identifying_settings`) and in which order it reads rows
+    A subclass says what identifies its run (`identifying_settings`), and may read rows in another order
     (`make_row_order`).
 
     Args:
@@ -60,7 +61,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         raise NotImplementedError
 
     def make_row_order(self, rows: Any, seed: int) -> EpochSampler:
-        raise NotImplementedError
+        return EpochSampler(len(rows), seed)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -83,13 +84,26 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         return *others, steps
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Give schedules that need settings their own, unless --lr_scheduler_kwargs does.
+
+        `warmup_stable_decay` falls in the last tenth of the steps, `cosine_with_min_lr` to a tenth of the rate.
+        """
         warmup = self.args.get_warmup_steps(num_training_steps)
         if warmup >= num_training_steps:
-            logger.warning(
+            logger.warning_once(
                 f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of this run: the learning "
                 "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
             )
-        return super().create_scheduler(num_training_steps, optimizer)
+        given: Any = self.args.lr_scheduler_kwargs
+        if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
+            steps = min(math.ceil(num_training_steps / 10), num_training_steps - warmup)
+            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **(given or {})}
+        elif self.args.lr_scheduler_type == SchedulerType.COSINE_WITH_MIN_LR:
+            self.args.lr_scheduler_kwargs = given or {"min_lr_rate": 0.1}
+        try:
+            return super().create_scheduler(num_training_steps, optimizer)
+        finally:
+            self.args.lr_scheduler_kwargs = given
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         tied = getattr(self.model, "all_tied_weights_keys", {})
