@@ -10,11 +10,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from numerics import assert_same_by_name
 from safetensors.torch import load_file
 from tiny_trainers import checkpointing_trainer as trainer
+from tiny_trainers import language_model_trainer
 from transformers import EarlyStoppingCallback, TrainingArguments
 
-from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta import HfDebertaForMaskedLM, HfDebertaForSequenceClassification
 from hf_deberta.training.checkpoints import (
     RunEnd,
     delete_old_checkpoints,
@@ -129,6 +131,26 @@ def test_fsdp_shards_are_gathered_into_the_final_model(tmp_path, monkeypatch):
     run._writing_checkpoint = True  # its shards are saved elsewhere
     run.save_model(str(tmp_path / "checkpoint"), _internal_call=True)
     assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
+
+
+def test_gathered_weights_that_are_tied_are_saved_once(tmp_path, monkeypatch):
+    """FSDP2 gathers each of them, as a tensor of its own."""
+    run = language_model_trainer(tmp_path, "mlm")
+    monkeypatch.setattr(run.accelerator.state, "fsdp_plugin", FsdpPlugin(), raising=False)
+    gathered = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+    monkeypatch.setattr(run.accelerator, "get_state_dict", lambda model: gathered)
+    run.is_fsdp_enabled = True
+    run.save_model()
+    assert gathered.keys() - load_file(tmp_path / "model.safetensors").keys() == {
+        "lm_predictions.lm_head.decoder.weight"
+    }
+    assert_same_by_name(HfDebertaForMaskedLM.from_pretrained(tmp_path).state_dict(), gathered)
+
+
+def test_a_checkpoint_of_fsdp_without_it_is_one_sentence(run_folder):
+    (run_folder / "checkpoint-6" / "pytorch_model_fsdp_0").mkdir()
+    with pytest.raises(InputError, match=r"--resume_from_checkpoint false: .*checkpoint-6 .* PyTorch FSDP"):
+        trainer(run_folder).train(resume_from_checkpoint=str(run_folder / "checkpoint-6"))
 
 
 def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):
