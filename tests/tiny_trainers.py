@@ -60,7 +60,7 @@ class AtomicTrainer(AtomicCheckpointsMixin, Trainer):
     pass
 
 
-def checkpointing_trainer(folder: Path, **fields) -> AtomicTrainer:
+def checkpointing_trainer(folder: Path, arguments_class: type = TrainingArguments, **fields) -> AtomicTrainer:
     """A classifier with dropout, and a checkpoint after every second of six steps."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 100}
@@ -68,7 +68,7 @@ def checkpointing_trainer(folder: Path, **fields) -> AtomicTrainer:
     rows = Dataset.from_dict({"input_ids": torch.randint(5, 100, (8, 6)).tolist(), "labels": [0, 1] * 4})
     defaults = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-2}
     defaults |= {"lr_scheduler_type": "constant", "disable_tqdm": True, "use_cpu": True, "report_to": "none"}
-    args = TrainingArguments(str(folder), **{**defaults, **fields})
+    args = arguments_class(str(folder), **{**defaults, **fields})
     return AtomicTrainer(model, args, train_dataset=rows, eval_dataset=rows)
 
 

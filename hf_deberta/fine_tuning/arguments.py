@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -35,11 +35,6 @@ READING_FLAGS = (
     "doc_stride", "version_2_with_negative", "fill_blanks", "document_context",
 )  # fmt: skip
 
-# With other values than Trainer's defaults, evaluation has no metrics, or fails after the training.
-EVALUATION_FLAGS = (
-    "batch_eval_metrics", "eval_do_concat_batches", "prediction_loss_only", "label_names", "remove_unused_columns",
-)  # fmt: skip
-
 METRIC_SCHEDULERS = ("reduce_lr_on_plateau", "greedy")  # they follow the best model's metric, by default downwards
 
 logger = logging.get_logger(__name__)
@@ -48,6 +43,8 @@ logger = logging.get_logger(__name__)
 @dataclass
 class FineTuningArguments(RunArguments):
     """`RunArguments` that evaluate after each epoch and keep the best model."""
+
+    fixed_flags: ClassVar = (*RunArguments.fixed_flags, "label_names", "remove_unused_columns")
 
     eval_strategy: str | IntervalStrategy = "epoch"
     save_strategy: str | SaveStrategy = "epoch"
@@ -119,9 +116,6 @@ class FineTuningArguments(RunArguments):
             raise InputError(
                 f"--train_sampling_strategy must be random or group_by_length, not {self.train_sampling_strategy}"
             )
-        for name in EVALUATION_FLAGS:
-            if (value := getattr(self, name)) != getattr(RunArguments, name):
-                raise InputError(f"--{name} {value} is not supported, since evaluation would fail: leave it out")
         super().__post_init__()
 
     def set_best_metric(self, metrics: Sequence[str]) -> None:

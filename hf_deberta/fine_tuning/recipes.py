@@ -129,7 +129,7 @@ class Recipe:
         flags: dict[str, Any] = {
             "num_train_epochs": self.epochs,
             "learning_rate": self.learning_rate,
-            "per_device_train_batch_size": max(1, round(self.batch / (devices * accumulation))),
+            "per_device_train_batch_size": max(1, round(self.batch / (devices * max(1, accumulation)))),
             "warmup_steps": self.warmup if self.warmup < 1 else int(self.warmup),
             "cls_dropout": self.dropout,
             "max_seq_length": self.length,

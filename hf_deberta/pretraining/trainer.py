@@ -4,14 +4,9 @@ import math
 from functools import cached_property
 from typing import Any, cast
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from transformers import SchedulerType
-
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.row_order import EpochSampler
 from hf_deberta.training.run_trainer import RunTrainer
 
 
@@ -75,26 +70,6 @@ class PretrainingTrainer(RunTrainer):
         steps_of_epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)
         steps = self.args.max_steps if self.args.max_steps > 0 else steps_of_epochs
         return {"text": rows.tokens.about.get("fingerprint"), "batch": batch, "steps": steps}
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Give schedules that need settings their own, unless --lr_scheduler_kwargs does.
-
-        `warmup_stable_decay` falls in the last tenth of the steps, `cosine_with_min_lr` to a tenth of the rate.
-        """
-        given: Any = self.args.lr_scheduler_kwargs
-        if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
-            after_warmup = num_training_steps - self.args.get_warmup_steps(num_training_steps)
-            steps = min(math.ceil(num_training_steps / 10), after_warmup)
-            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **(given or {})}
-        elif self.args.lr_scheduler_type == SchedulerType.COSINE_WITH_MIN_LR:
-            self.args.lr_scheduler_kwargs = given or {"min_lr_rate": 0.1}
-        try:
-            return super().create_scheduler(num_training_steps, optimizer)
-        finally:
-            self.args.lr_scheduler_kwargs = given
-
-    def make_row_order(self, rows: TokenRows, seed: int) -> EpochSampler:
-        return EpochSampler(len(rows), seed)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         batches, items = super().get_batch_samples(*args, **kwargs)

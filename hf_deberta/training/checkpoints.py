@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
-from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerState, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from hf_deberta.training.errors import InputError
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.integrity import (
     MANIFEST,
     WEIGHT_FILES,
@@ -113,8 +113,20 @@ class AtomicCheckpointsMixin(Trainer):
                 shutil.copy(source_file, str(self.args.output_dir))
         super()._push_from_checkpoint(checkpoint_folder)
 
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:
+        """Resume with the best checkpoint beside this one, wherever their folder was when they were written."""
+        progress, checkpoint = super()._init_training_state(*args), args[3]
+        if checkpoint is not None:
+            self.args.eval_on_start = False  # it is not another evaluation without improvement
+            best = best_beside(Path(checkpoint))
+            exists = best is not None and best.is_dir()
+            self.state.best_model_checkpoint = str(best) if exists else None
+            if best is not None:
+                (logger.info if exists else logger.warning)(f"best checkpoint so far: {best}{', gone' * (not exists)}")
+        return progress
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step < self.state.max_steps:
+        if self.state.global_step < self.state.max_steps and not has_stopped_early(self.state):
             super()._run_epoch(*args, **kwargs)
         else:  # resumed from the last step: Trainer would make one more before it stops
             self.control.should_training_stop = True
@@ -143,6 +155,15 @@ class AtomicCheckpointsMixin(Trainer):
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Save a weight that is tied to another once. FSDP2 and DeepSpeed have gathered both, as separate tensors."""
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        super()._save(output_dir, state_dict and {name: state_dict[name] for name in state_dict if name not in tied})
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with input_errors("resume as the run was started, or with --resume_from_checkpoint false", ValueError):
+            super()._load_from_checkpoint(*args, **kwargs)
+
     def publish_model(self, unfinished: Path, folder: Path) -> None:
         """Move the saved model, which is complete, to `folder`."""
         for path in sorted(unfinished.iterdir()):
@@ -152,6 +173,9 @@ class AtomicCheckpointsMixin(Trainer):
         """Write the state as `Trainer` does, and a manifest of it and the final model: the run has finished."""
         folder = Path(str(self.args.output_dir))
         if self.is_world_process_zero():
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, EarlyStoppingCallback):
+                    cast(dict, self.state.stateful_callbacks)[type(callback).__name__] = callback.state()
             with atomic_write(folder / TRAINER_STATE_NAME) as unfinished:
                 self.state.save_to_json(str(unfinished))
             write_manifest(folder, [folder / TRAINER_STATE_NAME, *final_weights(folder, self.final_models)])
@@ -264,14 +288,26 @@ def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[
     """Describe damage in the best model so far, which the run loads in the end."""
     if not arguments.load_best_model_at_end:
         return []
-    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
-    best = checkpoint.with_name(f"checkpoint-{state.best_global_step}")
-    if best == checkpoint or not best.is_dir():  # Trainer warns if it is gone
+    best = best_beside(checkpoint)
+    if best is None or best.name == checkpoint.name or not best.is_dir():  # a warning says if it is gone
         return []
     return [
         f"the best model so far, {best.name}, is damaged ({damage}); remove that folder to go on without it"
         for damage in find_damaged_files(best, WEIGHT_FILES)[:1]
     ]
+
+
+def has_stopped_early(state: TrainerState) -> bool:
+    """Return whether the patience of early stopping was over when a state was saved."""
+    saved: Any = cast(dict, state.stateful_callbacks).get(EarlyStoppingCallback.__name__)
+    patience = saved and max(1, saved["args"]["early_stopping_patience"])
+    return bool(patience) and saved["attributes"]["early_stopping_patience_counter"] >= patience
+
+
+def best_beside(checkpoint: Path) -> Path | None:
+    """Return the best checkpoint that a checkpoint records, by its name: the folder of both may have been moved."""
+    recorded = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).best_model_checkpoint
+    return None if recorded is None else checkpoint.absolute().with_name(Path(recorded).name)
 
 
 def final_weights(folder: Path, models: Iterable[str]) -> list[Path]:

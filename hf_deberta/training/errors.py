@@ -8,9 +8,14 @@ run_glue.py: train.csv: [Errno 2] No such file or directory: 'train.csv'
 import errno
 import os
 import re
+import signal
 import sys
+from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Timer
+from traceback import walk_stack
+from types import FrameType
 
 from huggingface_hub.errors import HFValidationError
 from transformers.utils import logging
@@ -101,6 +106,9 @@ def user_errors_in_one_line(script: str) -> Iterator[None]:
 
     TRANSFORMERS_VERBOSITY=debug shows the traceback of these too.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        with suppress(ValueError):  # in a thread
+            signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -114,6 +122,14 @@ def user_errors_in_one_line(script: str) -> Iterator[None]:
         if message is None or logging.get_verbosity() <= logging.DEBUG:
             raise
         raise SystemExit(f"{script}: {message}") from error
+
+
+def on_interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; a moment later while `datasets` hashes a function, where it catches any exception."""
+    if any(step.f_code.co_name == "update_fingerprint" for step, _ in walk_stack(frame)):
+        Timer(0.1, interrupt_main).start()
+    else:
+        raise KeyboardInterrupt
 
 
 def one_line(error: BaseException) -> str:

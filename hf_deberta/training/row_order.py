@@ -23,6 +23,7 @@ class EpochSampler(torch.utils.data.Sampler):
 
     def __init__(self, rows: int, seed: int):
         self.rows, self.seed, self.epoch = rows, seed, 0
+        np.random.SeedSequence(seed)  # a ValueError if it is negative
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

@@ -77,6 +77,7 @@ class RunArguments(TrainingArguments):
     """`TrainingArguments` that carry the flags which identify the run, with the optimizer's settings of the papers."""
 
     logging_nan_inf_filter: bool = False
+    restore_callback_states_from_checkpoint: bool = True  # the patience of early stopping
     adam_epsilon: float = 1e-6
     weight_decay: float = 0.01
     per_device_eval_batch_size: int = 32
@@ -97,6 +98,8 @@ class RunArguments(TrainingArguments):
     )
     # those of IDENTIFYING_FLAGS that do not identify a run of this kind
     not_identifying: ClassVar[tuple[str, ...]] = ()
+    # with other values than Trainer's defaults, evaluation has no metrics, or fails
+    fixed_flags: ClassVar[tuple[str, ...]] = ("batch_eval_metrics", "eval_do_concat_batches", "prediction_loss_only")
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
@@ -105,6 +108,9 @@ class RunArguments(TrainingArguments):
         elif self.dataloader_pin_memory and self.accelerator_config is None:
             self.accelerator_config = {"non_blocking": True}  # otherwise each copy waits until the GPU is idle
         super().__post_init__()
+        for name in self.fixed_flags:
+            if (value := getattr(self, name)) != getattr(RunArguments, name):
+                raise InputError(f"--{name} {value} is not supported, since evaluation would fail: leave it out")
         if self.do_train and self.max_steps < 1 and not (self.max_steps == -1 and self.num_train_epochs > 0):
             raise InputError(
                 f"--max_steps {self.max_steps} with --num_train_epochs {self.num_train_epochs} trains nothing: "

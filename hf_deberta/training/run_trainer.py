@@ -5,11 +5,12 @@
 >>> trainer.train_or_resume()  # repeat the command after an interruption
 """
 
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from transformers import EarlyStoppingCallback, TrainerState
+from transformers import SchedulerType, TrainerState
 from transformers.utils import logging
 
 from hf_deberta.training.checkpoints import (
@@ -17,6 +18,7 @@ from hf_deberta.training.checkpoints import (
     AtomicCheckpointsMixin,
     RunEnd,
     checkpoints_by_step,
+    has_stopped_early,
     inspect_finished_run,
     last_checkpoint,
     require_checkpoint,
@@ -36,7 +38,7 @@ logger = logging.get_logger(__name__)
 class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, GraphedStepsMixin):
     """`Trainer` with whole and finite checkpoints, a row order that resumes exactly, and one run in a folder.
 
-    A subclass says what identifies its run (`identifying_settings`) and in which order it reads rows
+    A subclass says what identifies its run (`identifying_settings`), and may read rows in another order
     (`make_row_order`).
 
     Args:
@@ -59,7 +61,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         raise NotImplementedError
 
     def make_row_order(self, rows: Any, seed: int) -> EpochSampler:
-        raise NotImplementedError
+        return EpochSampler(len(rows), seed)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -82,13 +84,26 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         return *others, steps
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Give schedules that need settings their own, unless --lr_scheduler_kwargs does.
+
+        `warmup_stable_decay` falls in the last tenth of the steps, `cosine_with_min_lr` to a tenth of the rate.
+        """
         warmup = self.args.get_warmup_steps(num_training_steps)
         if warmup >= num_training_steps:
-            logger.warning(
+            logger.warning_once(
                 f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of this run: the learning "
                 "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
             )
-        return super().create_scheduler(num_training_steps, optimizer)
+        given: Any = self.args.lr_scheduler_kwargs
+        if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
+            steps = min(math.ceil(num_training_steps / 10), num_training_steps - warmup)
+            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **(given or {})}
+        elif self.args.lr_scheduler_type == SchedulerType.COSINE_WITH_MIN_LR:
+            self.args.lr_scheduler_kwargs = given or {"min_lr_rate": 0.1}
+        try:
+            return super().create_scheduler(num_training_steps, optimizer)
+        finally:
+            self.args.lr_scheduler_kwargs = given
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         tied = getattr(self.model, "all_tied_weights_keys", {})
@@ -127,7 +142,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         return True
 
     def _has_finished(self) -> bool:
-        """Return whether this run has finished in `output_dir`: not if it stopped early, or is to become longer.
+        """Return whether this run has finished in `output_dir`: not if a signal stopped it, or it is to become longer.
 
         An InputError if its files are damaged, or if it is to become longer, and there is no checkpoint to go on from.
         """
@@ -141,10 +156,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         steps = state.max_steps
         if self.may_grow:
             *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
-        may_stop_early = any(
-            isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks
-        )
-        if state.global_step >= steps or (may_stop_early and state.max_steps >= steps):
+        if state.global_step >= steps or (has_stopped_early(state) and state.max_steps >= steps):
             return True
         can_go_on = bool(checkpoints_by_step(folder))
         if not can_go_on and state.max_steps < steps:

@@ -8,7 +8,9 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -17,11 +19,13 @@ from huggingface_hub.constants import HF_HUB_DISABLE_PROGRESS_BARS
 from huggingface_hub.utils import enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line
-from hf_deberta.training.errors import user_errors_in_one_line
+from hf_deberta.training.errors import InputError, one_line, user_errors_in_one_line
 from hf_deberta.training.processes import is_main_process
 from hf_deberta.training.run_identity import identifying_flags
 from hf_deberta.training.run_lock import lock_folder
+from hf_deberta.training.run_trainer import RunTrainer
 
 Parse = Callable[[dict[str, Any]], Namespace]
 
@@ -58,6 +62,7 @@ def run_script(
             return parser.parse_args(words)
 
         flags = choose_flags(parse({}), parse)
+        check_flags(parser, flags)
         *_, args = instances = make_dataclasses(parser, flags)
         if flags.output_dir is None and is_main_process():
             logger.info(f"No --output_dir is given: everything is written to {args.output_folder}.")
@@ -69,6 +74,41 @@ def run_script(
                 PartialState().wait_for_everyone()
                 PartialState().destroy_process_group()
             return result
+
+
+def check_flags(parser: ScriptParser, flags: Namespace) -> None:
+    """Rehearse the training before anything is read. An InputError names the flags without which it would not fail."""
+    error, wrong = rehearse(parser, flags), []
+    *_, kind = parser.dataclass_types
+    for name, value in vars(flags).items() if error else ():
+        default = getattr(kind, name, value)
+        with suppress(InputError):  # without this flag others do not fit
+            if value != default and rehearse(parser, Namespace(**{**vars(flags), name: default})) != error:
+                wrong.append(as_words(name, value))
+    if wrong:
+        raise InputError(f"{' '.join(wrong)}: {error}")
+
+
+def rehearse(parser: ScriptParser, flags: Namespace) -> str | None:
+    """Make what `Trainer` makes of its arguments, for a tiny model. Return why that fails."""
+    try:
+        args, rows = make_dataclasses(parser, flags)[-1], range(2**40)
+        args.push_to_hub = args.enable_jit_checkpoint = False  # they act at once
+        args.output_dir = gettempdir()  # Trainer would make it
+        args.optim_target_modules = args.optim_target_modules and "all-linear"  # the tiny model may not have them
+        model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+        trainer = RunTrainer(model, args, train_dataset=rows, eval_dataset=rows)
+        trainer.get_eval_dataloader()
+        if args.do_train:
+            *_, steps = trainer.set_initial_training_values(args, trainer.get_train_dataloader())
+            trainer.create_optimizer_and_scheduler(steps)
+            for rate in getattr(trainer.lr_scheduler, "lr_lambdas", ()):
+                rate(steps)
+    except InputError:
+        raise
+    except (ArithmeticError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        return one_line(error)
+    return None
 
 
 def show_notices() -> None:

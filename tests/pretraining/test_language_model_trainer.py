@@ -8,7 +8,7 @@ import pytest
 import torch
 from numerics import assert_same_by_name
 from tiny_trainers import language_model_trainer as trainer
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta.pretraining import trainer as trainer_module
 from hf_deberta.pretraining.arguments import PretrainingArguments
@@ -153,13 +153,17 @@ class StopAt(TrainerCallback):
 
 
 def test_a_run_that_stopped_early_goes_on(tmp_path):
-    """As after a signal with --enable_jit_checkpoint: the model was saved, but not all steps were made."""
+    """As after a signal with --enable_jit_checkpoint: the model was saved, but not all steps were made.
+
+    Early stopping has not stopped it: its patience was not over.
+    """
     fields = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "arguments_class": PretrainingArguments}
-    first = trainer(tmp_path, "mlm", **fields)
+    fields |= {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "loss"}
+    first, again = (trainer(tmp_path, "mlm", **fields) for _ in range(2))
     first.add_callback(StopAt(2))
-    first.train_and_evaluate()
-    again = trainer(tmp_path, "mlm", **fields)
-    again.train_and_evaluate()
+    for run in (first, again):
+        run.add_callback(EarlyStoppingCallback(9))
+        run.train_and_evaluate()
     assert (first.state.global_step, again.state.global_step, again.trained) == (2, 4, True)
 
 

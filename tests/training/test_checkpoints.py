@@ -10,10 +10,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from numerics import assert_same_by_name
+from safetensors.torch import load_file
 from tiny_trainers import checkpointing_trainer as trainer
-from transformers import TrainingArguments
+from tiny_trainers import language_model_trainer
+from transformers import EarlyStoppingCallback, TrainingArguments
 
-from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta import HfDebertaForMaskedLM, HfDebertaForSequenceClassification
 from hf_deberta.training.checkpoints import (
     RunEnd,
     delete_old_checkpoints,
@@ -23,6 +26,7 @@ from hf_deberta.training.checkpoints import (
 )
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.integrity import write_manifest
+from hf_deberta.training.run_identity import RunArguments
 
 
 def names(folder) -> list[str]:
@@ -63,6 +67,47 @@ def test_stopped_while_saving(tmp_path, monkeypatch, where, error):
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
+def scored_trainer(folder, scores: list[float], patience: int | None = None, **fields):
+    """A trainer whose evaluation after each second step has the next of these scores; the highest is the best."""
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "metric_for_best_model": "score", **fields}
+    fields |= {"load_best_model_at_end": True, "greater_is_better": True, "max_steps": 2 * len(scores)}
+    run = trainer(folder, arguments_class=RunArguments, **fields)
+    run.compute_metrics = lambda _: {"score": scores[max(0, run.state.global_step // 2 - 1)]}
+    if patience is not None:
+        run.add_callback(EarlyStoppingCallback(patience))
+    return run
+
+
+@pytest.mark.parametrize("move", [os.rename, shutil.copytree])
+def test_a_run_folder_that_was_moved_or_copied(tmp_path, move):
+    """The best model is that of the folder in use, also if another one has the old name."""
+    saved = {"save_steps": 4, "scores": [3, 4, 5, 2]}  # the best score, at step 6, has no checkpoint
+    scored_trainer(tmp_path / "a", **saved).train()
+    move(tmp_path / "a", tmp_path / "b")
+    if move is shutil.copytree:
+        flip_a_byte(tmp_path / "a" / "checkpoint-4" / "model.safetensors")
+    best = load_file(tmp_path / "b" / "checkpoint-4" / "model.safetensors")
+    run = scored_trainer(tmp_path / "b", save_total_limit=1, **saved)
+    run.train(resume_from_checkpoint=last_checkpoint(run.args))
+    assert run.state.best_model_checkpoint == str(tmp_path / "b" / "checkpoint-4")
+    assert all(weight.equal(best[name]) for name, weight in run.model.state_dict().items() if name in best)
+    assert names(tmp_path / "b") == ["checkpoint-4"]
+
+
+@pytest.mark.parametrize("step", [6, 8])
+@pytest.mark.parametrize("fields", [{}, {"eval_on_start": True}], ids=str)
+def test_early_stopping_is_exact_over_a_resume(tmp_path, step, fields):
+    """At step 8, two evaluations after the best one, also if the run resumes from there."""
+    scores = [1, 3, 2, 2, 2, 5]
+    whole = scored_trainer(tmp_path, scores, 2, **fields)
+    whole.train()
+    resumed = scored_trainer(tmp_path, scores, 2, **fields)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert resumed.state.global_step == whole.state.global_step == 8
+    logged = [[entry for entry in run.state.log_history if "eval_score" in entry] for run in (whole, resumed)]
+    assert [entry["step"] for entry in logged[0]] == [entry["step"] for entry in logged[1]]
+
+
 class FsdpPlugin:
     """Stands in for accelerate's plugin, which works on accelerators only."""
 
@@ -86,6 +131,26 @@ def test_fsdp_shards_are_gathered_into_the_final_model(tmp_path, monkeypatch):
     run._writing_checkpoint = True  # its shards are saved elsewhere
     run.save_model(str(tmp_path / "checkpoint"), _internal_call=True)
     assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
+
+
+def test_gathered_weights_that_are_tied_are_saved_once(tmp_path, monkeypatch):
+    """FSDP2 gathers each of them, as a tensor of its own."""
+    run = language_model_trainer(tmp_path, "mlm")
+    monkeypatch.setattr(run.accelerator.state, "fsdp_plugin", FsdpPlugin(), raising=False)
+    gathered = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+    monkeypatch.setattr(run.accelerator, "get_state_dict", lambda model: gathered)
+    run.is_fsdp_enabled = True
+    run.save_model()
+    assert gathered.keys() - load_file(tmp_path / "model.safetensors").keys() == {
+        "lm_predictions.lm_head.decoder.weight"
+    }
+    assert_same_by_name(HfDebertaForMaskedLM.from_pretrained(tmp_path).state_dict(), gathered)
+
+
+def test_a_checkpoint_of_fsdp_without_it_is_one_sentence(run_folder):
+    (run_folder / "checkpoint-6" / "pytorch_model_fsdp_0").mkdir()
+    with pytest.raises(InputError, match=r"--resume_from_checkpoint false: .*checkpoint-6 .* PyTorch FSDP"):
+        trainer(run_folder).train(resume_from_checkpoint=str(run_folder / "checkpoint-6"))
 
 
 def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):
@@ -159,7 +224,7 @@ def test_the_best_model_must_be_whole(run_folder):
     """The run loads it in the end. If it is gone, Trainer warns, and the run goes on without it."""
     for step in (4, 6):
         state = run_folder / f"checkpoint-{step}" / "trainer_state.json"
-        state.write_text(json.dumps({**json.loads(state.read_text()), "best_global_step": 2}))
+        state.write_text(json.dumps({**json.loads(state.read_text()), "best_model_checkpoint": "checkpoint-2"}))
         write_manifest(state.parent)
     fields = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"}
     fields |= {"eval_steps": 2, "save_steps": 2}

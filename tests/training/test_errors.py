@@ -1,8 +1,11 @@
 """Which errors are raised as InputError, and shown as one line."""
 
 import errno
+import signal
+import time
 
 import pytest
+from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.dynamic_module_utils import resolve_trust_remote_code
@@ -83,3 +86,21 @@ def test_ctrl_c_is_one_line_of_the_main_process(capsys, monkeypatch):
         with pytest.raises(SystemExit) as stopped, user_errors_in_one_line("x.py"):
             raise KeyboardInterrupt
         assert stopped.value.code == 130 and capsys.readouterr().err == line
+
+
+class Interrupted:
+    """A function during whose hashing Ctrl-C arrives: `datasets` catches any exception there."""
+
+    def __call__(self, row: dict) -> dict:
+        return row
+
+    def __reduce__(self):
+        signal.raise_signal(signal.SIGINT)
+        return (Interrupted, ())
+
+
+def test_ctrl_c_while_a_function_is_hashed_stops_the_script():
+    with pytest.raises(SystemExit) as stopped, user_errors_in_one_line("x.py"):
+        Dataset.from_dict({"a": [1]}).map(Interrupted())
+        time.sleep(60)
+    assert stopped.value.code == 130
