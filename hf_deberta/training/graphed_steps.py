@@ -250,7 +250,7 @@ class GraphedStepsMixin(RealTokensMixin):
         reason = self.reason_against_graphs()
         if self.uses_graphs and reason is not None:
             self.uses_graphs = False
-            logger.warning(f"steps run without CUDA graphs: {reason}")
+            logger.warning_once(f"steps run without CUDA graphs: {reason}")
         if self.uses_graphs and isinstance(self.data_collator, CountingCollator):
             self.data_collator.round_number = round_up
 
