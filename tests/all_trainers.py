@@ -12,7 +12,7 @@ from hf_deberta.fine_tuning.trainer import FineTuningTrainer
 from hf_deberta.training.graphed_steps import GraphedStepsMixin
 from hf_deberta.training.run_identity import RunArguments
 
-STEPS = {"max_steps": 12, "logging_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+STEPS = {"max_steps": 20, "logging_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 STEPS |= {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
 
 
