@@ -45,6 +45,10 @@ test-fake-cuda: $(READY) ## run all heads on a simulated GPU: devices, syncs, wo
 gpu-counts: $(READY) ## count launches, bytes and FLOPs of a layer on a simulated GPU (needs a C++ compiler)
 	$(RUN) -W ignore tests/fake_cuda/gpu_counts.py --csv benchmarks/results/gpu_counts.csv
 
+gpu-host: export OMP_NUM_THREADS := 1
+gpu-host: $(READY) ## compare the host's time with BERT's on a simulated GPU, count calls of a layer (needs a C++ compiler)
+	$(RUN) -W ignore tests/fake_cuda/host_time.py --csv benchmarks/results/gpu_host.csv
+
 faults: export FAULTS := full
 faults: export FAULTS_SEED ?= $(shell date +%s)
 faults: export FAULTS_CSV ?= benchmarks/results/faults.csv
@@ -98,5 +102,5 @@ $(DOCS_READY): $(READY) pyproject.toml constraints.txt
 clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package map docs test-common bench reproduce
+.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts gpu-host faults soak format package map docs test-common bench reproduce
 .PHONY: bench-gpu clean test-versions test-newest

@@ -1,5 +1,6 @@
-"""Run the tests of tests/fake_cuda in a process with a simulated CUDA device."""
+"""Run the tests of tests/fake_cuda, and count a layer's calls, in processes with a simulated CUDA device."""
 
+import csv
 import os
 import re
 import subprocess
@@ -7,26 +8,45 @@ import sys
 from pathlib import Path
 
 import pytest
-from guard import GuardError, build_guard
+from guard import GuardError, build_library
 
 FOLDER = Path(__file__).with_name("fake_cuda")
+# backend, case -> calls of Python in a layer: eval, training, training under autocast. BERT has 372
+MOST_CALLS = {
+    ("sdpa", "plain"): (590, 640, 640),
+    ("sdpa", "padded"): (640, 740, 740),
+    ("triton", "plain"): (640, 830, 855),
+    ("triton", "padded"): (640, 830, 855),
+}
+
+
+def run_python(*arguments: str) -> str:
+    """Return what a Python process with tests/fake_cuda in its path prints."""
+    pytest.importorskip("triton")
+    try:
+        build_library()
+    except GuardError as error:
+        pytest.skip(str(error))
+    paths = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    ran = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
 
 
 @pytest.mark.slow
 def test_in_a_process_with_a_simulated_gpu():
-    pytest.importorskip("triton")
-    try:
-        build_guard()
-    except GuardError as error:
-        pytest.skip(str(error))
-    paths = os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
     plugins = ["-p", "load_guard", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", str(FOLDER), *plugins],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert int(re.search(r"(\d+) passed", ran.stdout)[1]) > 100
+    output = run_python("-m", "pytest", str(FOLDER), *plugins)
+    assert int(re.search(r"(\d+) passed", output)[1]) > 100
+
+
+@pytest.mark.slow
+def test_python_calls_of_a_layer(tmp_path):
+    """Small batches on a GPU wait for Python. Lower a limit when a change needs fewer calls."""
+    run_python(str(FOLDER / "host_time.py"), "--seconds", "0", "--csv", str(tmp_path / "counts.csv"))
+    with (tmp_path / "counts.csv").open() as file:
+        rows = {(row["peer"], row["case"], row["mode"]): int(row["python_calls"]) for row in csv.DictReader(file)}
+    for kind, limits in MOST_CALLS.items():
+        counts = tuple(rows[*kind, mode] for mode in ("eval", "training", "autocast"))
+        assert all(count <= limit for count, limit in zip(counts, limits, strict=True)), (kind, counts)

@@ -3,8 +3,8 @@
 import ctypes
 import sys
 
-from guard import build_guard
+from guard import build_library
 
 if "torch" in sys.modules:
     raise ImportError("import load_guard before torch, which asks for CUDA hooks only once")
-ctypes.CDLL(str(build_guard()), ctypes.RTLD_GLOBAL)
+ctypes.CDLL(str(build_library()), ctypes.RTLD_GLOBAL)
