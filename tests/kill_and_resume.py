@@ -66,7 +66,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
         ended, status = os.waitpid(process, os.WNOHANG)
         with contextlib.suppress(BlockingIOError):
             output = (output + os.read(reader, 2**16))[-4000:]
-        if time.monotonic() > deadline or (checkpoint is not None and checkpoint.exists()):
+        if not ended and (time.monotonic() > deadline or (checkpoint is not None and checkpoint.exists())):
             os.kill(process, number or signal.SIGKILL)
             # a run that ignores the signal fails the test by its other status
             number, deadline, checkpoint = signal.SIGKILL, time.monotonic() + 20, None
