@@ -278,7 +278,7 @@ MASKS_BY_LENGTH = {
 def test_tokens_beyond_the_real_ones_change_nothing(monkeypatch, unpad_tiny_models, values_are_not_read):
     """CUDA graphs need round numbers. These tokens are documents of their own, none longer than a row."""
     monkeypatch.setattr(unpadding, "TOKEN_BUCKETS", 1)
-    inputs, results = {**tiny_inputs((20, 9, 2, 1, 1)), "labels": torch.tensor([0, 1, 1, 0, 1])}, []
+    inputs, results = {**tiny_inputs((16, 9, 4, 3, 1)), "labels": torch.tensor([0, 1, 1, 0, 1])}, []
     for number in (33, 64):
         fields = {"num_hidden_layers": 1, "emd_steps": 0, "num_attention_heads": 1}
         model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, **fields)
