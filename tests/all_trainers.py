@@ -83,7 +83,9 @@ def bert(folder, **arguments):
     model = BertForSequenceClassification(BertConfig(vocab_size=128, **sizes))
     arguments["gradient_accumulation_steps"] = 4  # the last step of an epoch has 2 micro-batches
     rows, arguments = padded_rows(labels=[0, 1, 1, 0]), TrainingArguments(str(folder), **arguments)
-    return BertTrainer(model, arguments, data_collator=collate_padded, train_dataset=rows, eval_dataset=rows)
+    trainer = BertTrainer(model, arguments, data_collator=collate_padded, train_dataset=rows, eval_dataset=rows)
+    trainer.model_accepts_loss_kwargs = False  # Trainer divides the loss by the number of micro-batches
+    return trainer
 
 
 def language_model(objective, pack=True):

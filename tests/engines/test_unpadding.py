@@ -3,7 +3,7 @@
 import pytest
 import torch
 from numerics import lengths_mask, tiny_config, tiny_inputs, tiny_model
-from test_modeling_hf_deberta import first_tensor, name_of, with_labels
+from test_modeling_hf_deberta import first_tensor, loss_of, name_of, with_labels
 
 from hf_deberta import (
     HfDebertaForMaskedLM,
@@ -172,10 +172,13 @@ def test_more_tokens_than_are_real(model_class, mask_is, monkeypatch):
     results = []
     for number in (17, 32):
         model = tiny_model(model_class, sparse_prediction=False)
-        results.append(first_tensor(model(**inputs, num_real_tokens=number)))
-        results[-1].sum().backward()
-        results[-1] = results[-1], [weight.grad for weight in model.parameters()]
+        output = model(**inputs, num_real_tokens=number)
+        loss = loss_of(output, inputs)
+        loss.backward()
+        results.append((first_tensor(output), loss, [weight.grad for weight in model.parameters()]))
     torch.testing.assert_close(*results)
+    documents = unpadding_of_counted_mask(inputs["attention_mask"].bool(), 32, 768).cu_seqlens
+    assert documents[-1] == 32 and documents.diff().max() <= 12  # none is longer than a row, which kernels rely on
     if model_class is HfDebertaModel:
         assert not results[1][0][inputs["attention_mask"] == 0].any()
     if mask_is != "read":
