@@ -83,7 +83,7 @@ class GraphedSteps:
         self.gradients: dict[nn.Parameter, torch.Tensor] = {}  # shared by all graphs
 
     def __call__(self, inputs: dict[str, Any]) -> Any:
-        if self.reason is not None or not self._may_replay():
+        if self.reason is not None or not self._may_replay(inputs):
             return self.step(inputs)
         key = *((name, shape_of(value)) for name, value in inputs.items()), self.model.training
         self.calls[key] += 1
@@ -102,9 +102,12 @@ class GraphedSteps:
         current.wait_stream(self.stream)
         return outputs
 
-    def _may_replay(self) -> bool:
+    def _may_replay(self, inputs: dict[str, Any]) -> bool:
         """Return whether a graph holds all that the model does; drop the graphs of other weights."""
         addresses, reason = inspect(self.model)
+        for name, value in inputs.items():
+            if not isinstance(value, torch.Tensor | int | float | str | None):  # it may hold tensors
+                reason = f"the input {name} is a {type(value).__name__}"
         if addresses != self.addresses:
             self.forget()
             self.addresses = addresses
@@ -153,6 +156,7 @@ class GraphedSteps:
             error = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
             if error <= self.tolerance:
                 self.graphs[key] = graph
+                logger.info_once("steps are replayed as CUDA graphs")
             else:
                 self._stop(f"the first replay differs from the eager step by {error:.1e} of its value")
         except Exception as error:  # whatever the model or the device may answer
@@ -274,16 +278,17 @@ class GraphedStepsMixin(RealTokensMixin):
             return compute(model, inputs, num_items_in_batch)
 
         def step(values: dict[str, Any]) -> torch.Tensor:
-            others = {name: value for name, value in values.items() if name not in settings}
-            return compute(model, others, values["num_items_in_batch"])
+            others = dict(values)
+            del others["micro_batches"]
+            return compute(model, others, others.pop("num_items_in_batch"))
 
         for part in (model, self.optimizer):
             if not getattr(part, "training", False) and callable(train := getattr(part, "train", None)):
                 train()
         # Trainer divides the loss by the number of micro-batches, unless the model takes that of items
         micro_batches = getattr(self, "current_gradient_accumulation_steps", 1)
-        settings = {"num_items_in_batch": num_items_in_batch, "micro_batches": micro_batches}
-        return self._graphed("training", model, step)({**inputs, **settings})
+        values = {**inputs, "num_items_in_batch": num_items_in_batch, "micro_batches": micro_batches}
+        return self._graphed("training", model, step)(values)
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None

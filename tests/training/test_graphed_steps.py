@@ -210,6 +210,14 @@ def test_what_a_graph_cannot_hold_runs_eagerly(change, device, warnings_so_far):
     assert loop.step.reason.startswith(REASONS[change]) and not loop.step.graphs
 
 
+def test_inputs_that_may_hold_tensors_run_eagerly(device):
+    loop = Loop(device)
+    step = GraphedSteps(loop.model, lambda inputs: loop.compute(inputs["batch"]))
+    inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 1])}
+    step({"batch": {name: value.to(device) for name, value in inputs.items()}})
+    assert step.reason == "the input batch is a dict"
+
+
 def test_anomaly_detection_runs_eagerly(device):
     loop = Loop(device)
     with torch.autograd.detect_anomaly(check_nan=False):
