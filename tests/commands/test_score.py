@@ -119,11 +119,12 @@ def test_other_kinds_of_classifiers(model, classifier, labels, problem, tmp_path
     classifier.tokenizer.save_pretrained(tmp_path)
     names = {number: f"label {number}" for number in range(labels)}
     config = HfDebertaConfig.from_pretrained(model, id2label=names, problem_type=problem)
+    torch.manual_seed(0)
     HfDebertaForSequenceClassification(config).save_pretrained(tmp_path)
     other = TextClassifier(ScoreSettings(str(tmp_path)))
     found = other.probabilities(other.tokenize([TEXTS])).max(1).tolist()
     expected = [row["score"] for row in pipeline("text-classification", model=str(tmp_path), truncation=True)(TEXTS)]
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)  # a regression's output may be far from 0
 
 
 def test_official_files_whose_weights_are_those_of_a_classifier(model, classifier, tmp_path):
