@@ -27,7 +27,6 @@ SCRIPTS = {
 OTHERS = {
     "inspect": "show configuration, parameters, attention backend and memory of a checkpoint",
     "convert": "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code",
-    "bench": "time a checkpoint on this machine against Transformers' own classes",
     "score": "classify all texts of files: parquet, jsonl, csv, tsv or txt, here or on a cluster of Ray",
     "attention": "write an HTML page with the attention of one text, by part, layer and head",
     "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
@@ -48,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         formatter_class=partial(argparse.HelpFormatter, max_help_position=18, width=110),
-        description="Train, inspect, convert and time DeBERTa models. Each command has a --help.",
+        description="Train, inspect and convert DeBERTa models. Each command has a --help.",
         epilog="classify and multiple-choice are other names of glue and race. On several GPUs: accelerate launch -m "
         "hf_deberta.commands.glue, or another of the first seven.",
     )

@@ -1,12 +1,10 @@
 """The parts of the scores sum to what the model computes; plots, the page's data, the command."""
 
-import asyncio
 import base64
 import json
 import re
 import shutil
 import subprocess
-import urllib.parse
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from hf_deberta import (
 from hf_deberta.model.attention_reference import visible_softmax
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.visualize import (
-    attention_app,
     attention_page,
     attention_parts,
     plot_attention,
@@ -180,6 +177,16 @@ def test_page_holds_the_parts(tokenizer, tmp_path):
             read = decode(encoded, 4, len(data["tokens"]))
             np.testing.assert_allclose(read, parts[name], atol=encoded["step"] * 0.51)
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    attention_page(model, tokenizer, "words have <b>[MASK]</b>", file, "the paper")
+    html = file.read_text(encoding="utf-8")
+    assert json.loads(PAGE_DATA.search(html)[1])["tokens"].count("[SEP]") == 2 and "<b>" not in html
+
+
+def test_a_page_of_too_many_tokens_is_refused(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
+    with pytest.raises(ValueError, match="shorten the text to [0-9]+ tokens"):
+        attention_page(make_masked_lm(tokenizer), tokenizer, TEXT, tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
 
 
 def test_candidates_with_and_without_the_mask_decoder(tokenizer):
@@ -223,45 +230,11 @@ def test_missing_candidates_are_explained(model_class, text, expected, tokenizer
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-@pytest.fixture
-def fetch(tokenizer):
-    """A function that returns the status and the page of a request, as a server asks the app for it."""
-    pytest.importorskip("starlette", reason="needs the extra page")
-    app = attention_app(make_masked_lm(tokenizer), tokenizer, TEXT)
-
-    def get(query=""):
-        sent = []
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {"type": "http", "method": "GET", "path": "/", "query_string": query.encode(), "headers": []}
-        asyncio.run(app(scope, None, send))
-        return sent[0]["status"], sent[1]["body"].decode()
-
-    return get
-
-
-def test_served_page_is_that_of_the_text(fetch, monkeypatch):
-    query = urllib.parse.urlencode({"text": "words have <b>[MASK]</b>"})
-    for (status, html), text in ((fetch(), TEXT), (fetch(query), "words have <b>[MASK]</b>")):
-        data = json.loads(PAGE_DATA.search(html)[1])
-        assert (status, data["first"], data["second"], data["served"]) == (200, text, "", True) and "<b>" not in html
-    data = json.loads(PAGE_DATA.search(fetch(f"{query}&pair=the+paper")[1])[1])
-    assert data["second"] == "the paper" and data["tokens"].count("[SEP]") == 2
-    monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
-    status, html = fetch()
-    assert status == 422 and "shorten the text" in json.loads(PAGE_DATA.search(html)[1])["error"]
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-@pytest.mark.parametrize("limit, title, captions", [(40, "Layer 1, head 2 | position to content", 4), (0.001, "", 0)])
-def test_page_in_chromium(limit, title, captions, fetch, tmp_path, monkeypatch):
-    """Its script draws the head that the address names, and candidates with and without the decoder; or an error."""
-    monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", limit)
-    (tmp_path / "page.html").write_text(fetch()[1], encoding="utf-8")
+def test_page_in_chromium(tokenizer, tmp_path):
+    """Its script draws the head that the address names, and candidates with and without the decoder."""
+    attention_page(make_masked_lm(tokenizer), tokenizer, TEXT, tmp_path / "page.html")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     address = f"{(tmp_path / 'page.html').as_uri()}#layer=1&head=2&part=p2c"
     html = subprocess.run([*command, address], capture_output=True, text=True, check=True, timeout=300).stdout
-    assert f'<h1 id="title">{title}</h1>' in html and html.count("<caption") == captions
-    assert ("shorten the text" in html.partition('<p id="error"')[2].partition("</p>")[0]) == (title == "")
+    assert '<h1 id="title">Layer 1, head 2 | position to content</h1>' in html and html.count("<caption") == 4

@@ -119,7 +119,7 @@ def unpad(layout: BatchLayout, width: int, num_real_tokens: int | None = None) -
     be given.
     """
     mask = layout.attention_mask.mask
-    if layout.attention_mask.cu_seqlens is not None or layout.attention_mask.causal or layout.cache is not None:
+    if layout.attention_mask.cu_seqlens is not None or layout.attention_mask.causal:
         return layout
     if mask is not None and mask.dim() == 3:
         return layout

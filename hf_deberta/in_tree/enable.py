@@ -14,9 +14,8 @@ adapters, and models that are in memory already. `disable()` changes them all ba
 - Encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`, with the same numbers at real
   tokens, and with masks [B, N, N] too. Beyond the largest relative distance Transformers reads another row of the
   position table than the official code, whose rows are used with `enable(clamp_relative_distance=True)`.
-- `...ForMaskedLM.from_pretrained` loads the trained head and the enhanced mask decoder of official releases, where
-  Transformers starts with a random head. Masked-LM checkpoints of Transformers stay without a decoder. Such a model is
-  saved under the official parameter names; Transformers alone then reads the head but has no decoder.
+- Heads are Transformers' own. Its masked-language models have neither the trained head of official releases nor the
+  enhanced mask decoder: `HfDebertaForMaskedLM.from_pretrained` reads both from the same files.
 - `DebertaTokenizer.from_pretrained`, `DebertaV2Tokenizer.from_pretrained`, and AutoTokenizer through them, return a
   `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json unchanged. It saves its own name as
   the tokenizer's class; AutoTokenizer reads that folder with and without this package.
@@ -61,7 +60,6 @@ from .encoder import (
     output_forward,
     set_options,
 )
-from .masked_lm import REPLACEMENTS
 
 _lock = RLock()
 _changes = ExitStack()  # undoes the changes that are in place
@@ -156,9 +154,6 @@ def _apply_changes(changes: ExitStack) -> None:
     change(v1.DebertaLayerNorm, "forward", layer_norm)
     for pretrained in (v1.DebertaPreTrainedModel, v2.DebertaV2PreTrainedModel):
         change(pretrained, "accepts_loss_kwargs", False)
-    for masked_lm in (v1.DebertaForMaskedLM, v2.DebertaV2ForMaskedLM):
-        for name, replacement_of in REPLACEMENTS.items():
-            change(masked_lm, name, replacement_of(getattr(masked_lm, name)))
     for tokenizer in (DebertaTokenizer, DebertaV2Tokenizer):
         change(tokenizer, "from_pretrained", _tokenizer_from_pretrained(tokenizer, tokenizer.from_pretrained))
 

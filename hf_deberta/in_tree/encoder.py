@@ -142,7 +142,7 @@ def attention_forward(in_tree: Callable) -> Callable:
         hidden_states: torch.Tensor,  # [B, N, hidden]
         attention_mask: BatchLayout | torch.Tensor,
         output_attentions: bool = False,
-        query_states: torch.Tensor | None = None,  # [B, N, hidden]
+        query_states: torch.Tensor | None = None,  # of calls by another encoder, as the next one
         relative_pos: torch.Tensor | None = None,
         rel_embeddings: torch.Tensor | None = None,  # [R, hidden]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -151,7 +151,7 @@ def attention_forward(in_tree: Callable) -> Callable:
                 self, hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
         layout = attention_mask
-        query, key, value = _project(self, hidden_states, query_states)
+        query, key, value = _project(self, hidden_states)
         positions = None
         if rel_embeddings is not None:  # without relative attention, a layer lacks what a projection consists of
             positions = table_projection_of(self).relative_positions(rel_embeddings, layout.window, self)
@@ -170,19 +170,14 @@ def attention_forward(in_tree: Callable) -> Callable:
     return forward
 
 
-def _project(
-    attention: InTree, hidden_states: torch.Tensor, query_states: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _project(attention: InTree, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value [B, H, N, d]."""
     size = attention.attention_head_size
-    query_input = hidden_states if query_states is None else query_states
     if not has_fused_projection(attention):
-        query = split_heads(linear(attention.query_proj, query_input), size)
-        key = split_heads(linear(attention.key_proj, hidden_states), size)
-        return query, key, split_heads(linear(attention.value_proj, hidden_states), size)
+        projections = attention.query_proj, attention.key_proj, attention.value_proj
+        query, key, value = (split_heads(linear(each, hidden_states), size) for each in projections)
+        return query, key, value
     query, key, value = split_heads(linear(attention.in_proj, hidden_states), 3 * size).chunk(3, dim=-1)  # by head
-    if query_states is not None:
-        query = split_heads(linear(attention.in_proj, query_states), 3 * size).chunk(3, dim=-1)[0]
     # biases are left in float32 by autocast, with which in-tree v1 fails
     shape = (-1, 1, size)
     query_bias, value_bias = (bias.view(shape).to(query.dtype) for bias in (attention.q_bias, attention.v_bias))
@@ -277,8 +272,8 @@ def shared_by_layers(
     encoder: InTree,
     states: torch.Tensor,
     attention_mask: torch.Tensor,
-    output_attentions: bool = True,
-    prepared: bool = False,
+    output_attentions: bool,
+    prepared: bool,
 ) -> tuple[BatchLayout, torch.Tensor | None] | None:
     """The attention metadata and the relative table [R, hidden] of all layers; None if this is not supported.
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import Cache
 
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import can_read_values, check_positions, check_tensors, in_captured_graph
@@ -135,30 +134,6 @@ def document_numbers(cu_seqlens: torch.Tensor, length: int) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class KeyValueCache:
-    """Transformers' cache of keys and values in one forward pass of a causal model."""
-
-    cache: Cache
-    tokens: int  # in the cache before this pass
-    _extended: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False, repr=False)
-
-    def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values [B, H, N, d] and return those of all tokens.
-
-        A layer that runs twice in a pass appends them once: the ordinary last layer beside the mask decoder.
-        """
-        if layer not in self._extended:
-            self._extended[layer] = self.cache.update(key, value, layer)
-            tokens, expected = self._extended[layer][0].shape[2], self.tokens + key.shape[2]
-            if tokens != expected:
-                raise ValueError(
-                    f"the cache returns {tokens} keys for {expected} tokens; pass one that keeps all tokens, such as "
-                    "DynamicCache"
-                )
-        return self._extended[layer]
-
-
-@dataclass(frozen=True)
 class BatchLayout:
     """Attention metadata of one forward pass, the same for all layers."""
 
@@ -169,7 +144,6 @@ class BatchLayout:
     length: int  # N
     device: torch.device
     window: TableWindow | None = None  # of the relative table; None without relative positions
-    cache: KeyValueCache | None = None  # then the other fields but the mask describe the new tokens only
 
     def to(self, device: torch.device | str, **kwargs) -> "BatchLayout":
         """This layout with its tensors on another device: Accelerate calls this if layers are on several devices."""
@@ -219,52 +193,10 @@ class BatchLayout:
         attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
         return cls(attention, token_mask, documents, position_ids, length, device)
 
-    @classmethod
-    def with_cache(
-        cls,
-        past_key_values: Cache,
-        attention_mask: torch.Tensor | None,
-        position_ids: torch.Tensor | None,
-        shape: tuple[int, int],  # B, N
-        device: torch.device,
-    ) -> "BatchLayout":
-        """Metadata of new tokens [B, N] of a causal model; the mask [B, K] and the keys include the cached tokens."""
-        batch, length = shape
-        cache = KeyValueCache(past_key_values, past_key_values.get_seq_length())
-        keys = cache.tokens + length
-        check_rows_of_cache(past_key_values, batch)
-        if attention_mask is not None and attention_mask.shape != (batch, keys):
-            raise ValueError(
-                f"with a key-value cache attention_mask must be [B, K] = {(batch, keys)}, for {cache.tokens} cached "
-                f"and {length} new tokens, not {tuple(attention_mask.shape)}"
-            )
-        _check_position_ids(position_ids, batch, length)
-        can_check = attention_mask is None and position_ids is not None and can_read_values(position_ids)
-        if position_ids is not None and can_check and bool((position_ids.diff(dim=-1) != 1).any()):
-            raise ValueError(
-                "a key-value cache cannot hold packed rows: position_ids must rise one by one, or come with an "
-                "attention_mask; for packed rows pass use_cache=False"
-            )
-        whole = cls.from_inputs(attention_mask, None, None, (batch, keys), device, causal=True)
-        if position_ids is None:
-            position_ids = whole.absolute_positions()[:, cache.tokens :]
-        queries = torch.arange(cache.tokens, keys, device=device).expand(batch, -1)
-        mask = replace(whole.attention_mask, causal=length > 1, query_positions=queries)  # the last token sees all
-        return replace(
-            whole,
-            attention_mask=whole.attention_mask if cache.tokens == 0 else mask,
-            token_mask=None if whole.token_mask is None else whole.token_mask[:, cache.tokens :],
-            position_ids=position_ids,
-            length=length,
-            cache=cache,
-        )
-
     def mask_of(self, query_positions: torch.Tensor | None) -> AttentionMask:
-        """The attention mask of queries at positions [B, Q] among the tokens of this pass; None for all of them."""
+        """The attention mask of queries at positions [B, Q]; None for all of them."""
         if query_positions is None:
             return self.attention_mask
-        if self.cache is not None:
-            query_positions = query_positions + self.cache.tokens
         return replace(self.attention_mask, query_positions=query_positions)
 
     def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
@@ -334,9 +266,7 @@ class BatchLayout:
         return hidden_states and tuple(None if states is None else self.scatter(states) for states in hidden_states)
 
     def largest_span(self) -> int:
-        """Tokens of the longest sequence: a document, or the row with its cached tokens."""
-        if self.cache is not None:
-            return self.cache.tokens + self.length
+        """Tokens of the longest sequence: a document, or the row."""
         return self.length if self.attention_mask.longest is None else self.attention_mask.longest
 
 
@@ -398,16 +328,6 @@ def next_real_tokens(token_mask: torch.Tensor) -> torch.Tensor:
 def _check_position_ids(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
     if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
-
-
-def check_rows_of_cache(cache: Cache, batch: int) -> None:
-    """Raise a ValueError if a cache that is not empty holds another number of rows."""
-    keys: Any = getattr(cache.layers[0], "keys", None) if cache.get_seq_length() else None
-    if keys is not None and keys.dim() == 4 and keys.shape[0] != batch:  # quantized caches keep an empty vector
-        raise ValueError(
-            f"the key-value cache must hold the rows of this batch, {batch}, not {keys.shape[0]}; pass the cache of "
-            "these rows or a new one, or change its rows with batch_repeat_interleave or batch_select_indices"
-        )
 
 
 def check_one_document(position_ids: torch.Tensor | None) -> None:

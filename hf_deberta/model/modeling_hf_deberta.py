@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import nn
-from transformers import Cache
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -118,7 +117,7 @@ class HfDebertaEmbeddings(nn.Module):
 class ProjectedKeys(NamedTuple):
     """Projections that do not depend on the queries; the steps of the enhanced mask decoder share them."""
 
-    key: torch.Tensor  # [B, H, N, d], with a cache those of earlier tokens too
+    key: torch.Tensor  # [B, H, N, d]
     value: torch.Tensor  # [B, H, N, d]
     relative: RelativePositions | None
 
@@ -126,10 +125,9 @@ class ProjectedKeys(NamedTuple):
 class HfDebertaSelfAttention(nn.Module):
     """Projections of states and of the relative table, then `disentangled_attention`."""
 
-    def __init__(self, config: HfDebertaConfig, layer_idx: int = 0):
+    def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.config = config
-        self.layer_idx = layer_idx
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
         self.head_size = width // config.num_attention_heads
@@ -187,8 +185,6 @@ class HfDebertaSelfAttention(nn.Module):
         relative = self.table_projection().relative_positions(position_table, layout.window, self)
         key = split_heads(linear(self.key_proj, hidden_states), self.head_size)
         value = split_heads(linear(self.value_proj, hidden_states), self.head_size)
-        if layout.cache is not None:
-            key, value = layout.cache.extend(self.layer_idx, key, value)
         return ProjectedKeys(key, value, relative)
 
     def table_projection(self) -> TableProjection:
@@ -222,9 +218,9 @@ class HfDebertaResidual(nn.Module):
 class HfDebertaAttention(nn.Module):
     """Self-attention (`self`) and its output (`output`); `HfDebertaLayer` calls the two."""
 
-    def __init__(self, config: HfDebertaConfig, layer_idx: int = 0):
+    def __init__(self, config: HfDebertaConfig):
         super().__init__()
-        self.self = HfDebertaSelfAttention(config, layer_idx)
+        self.self = HfDebertaSelfAttention(config)
         self.output = HfDebertaResidual(config, config.hidden_size)
 
 
@@ -243,9 +239,9 @@ class HfDebertaIntermediate(nn.Module):
 class HfDebertaLayer(GradientCheckpointingLayer):
     """One encoder layer. With `query_states` only these are computed; keys and values come from `hidden_states`."""
 
-    def __init__(self, config: HfDebertaConfig, layer_idx: int = 0):
+    def __init__(self, config: HfDebertaConfig):
         super().__init__()
-        self.attention = HfDebertaAttention(config, layer_idx)
+        self.attention = HfDebertaAttention(config)
         self.intermediate = HfDebertaIntermediate(config)
         self.output = HfDebertaResidual(config, config.intermediate_size)
 
@@ -282,7 +278,7 @@ class HfDebertaEncoder(nn.Module):
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.config = config
-        self.layer = nn.ModuleList([HfDebertaLayer(config, i) for i in range(config.num_hidden_layers)])
+        self.layer = nn.ModuleList([HfDebertaLayer(config) for _ in range(config.num_hidden_layers)])
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
             default = torch.get_default_device()
@@ -470,14 +466,12 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         causal: bool = False,
-        cache: Cache | None = None,
         **kwargs: Any,  # those of `forward`; others are ignored
     ) -> tuple[torch.Tensor, BatchLayout]:
         """Check the inputs; return the embeddings and the attention metadata of all layers.
 
         Embeddings are [B, N, hidden], or one row [1, total, hidden] of real tokens if padding is left out, which
-        `layout.scatter` turns back into a batch. `causal`: no token sees those after it. `cache` holds the tokens
-        before these; it implies `causal`.
+        `layout.scatter` turns back into a batch. `causal`: no token sees those after it.
         """
         # a wrapper, such as PEFT's, may have no num_embeddings
         words = getattr(self.embeddings.word_embeddings, "num_embeddings", self.config.vocab_size)
@@ -487,12 +481,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         if input_ids is not None and has_no_mask and may_hold_padding(input_ids, self.config.pad_token_id):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = tokens.shape[0], tokens.shape[1]
-        if cache is None:
-            layout = BatchLayout.from_inputs(
-                attention_mask, position_ids, cu_seq_lens_q, shape, tokens.device, causal, kwargs.get("max_length_q")
-            )
-        else:
-            layout = BatchLayout.with_cache(cache, attention_mask, position_ids, shape, tokens.device)
+        layout = BatchLayout.from_inputs(
+            attention_mask, position_ids, cu_seq_lens_q, shape, tokens.device, causal, kwargs.get("max_length_q")
+        )
         embeddings = self.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
         flags = self.output_flags(**kwargs)
         returns_states = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import logging
 
 from hf_deberta.engines.guards import is_unmodified_module
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEmbeddings, HfDebertaEncoder, HfDebertaLayer, kept_states
 from hf_deberta.model.relative_position import TableWindow
-
-logger = logging.get_logger(__name__)
 
 MAX_NUMEL_SINGLE_THREAD = 32768  # numbers that one operation of PyTorch computes on one thread
 MAX_NUMEL_SHORT_TEXT = 8 * MAX_NUMEL_SINGLE_THREAD  # the states of at most 256 tokens in a model of 1024 features
@@ -50,11 +47,6 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
 
     def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
         if self.fused_layers is None or not self.fused_layers.is_usable(self, states):
-            return super().shared_by_layers(states, layout)
-        if layout.cache is not None:
-            logger.warning_once(
-                "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
-            )
             return super().shared_by_layers(states, layout)
         whole = self.whole_table() or TableWindow(0, 0, torch.empty(0), 0, can_shrink=False)
         return replace(layout, window=FusedWindow(**vars(whole)))

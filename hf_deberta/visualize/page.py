@@ -29,15 +29,10 @@ def attention_page(
     For a masked-language model it also lists the best candidates for each [MASK] of the text, with the enhanced mask
     decoder and without it.
     """
-    html = render_page(page_data(model, tokenizer, text, pair))
+    data = json.dumps(page_data(model, tokenizer, text, pair), ensure_ascii=False).replace("<", "\\u003c")
+    html = TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", data)  # which its script draws
     with atomic_write(Path(file)) as unfinished:
         unfinished.write_text(html, encoding="utf-8")
-
-
-def render_page(data: dict[str, Any]) -> str:
-    """The page as HTML: the template with the data, which its script draws."""
-    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    return TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", text)
 
 
 def page_data(model: torch.nn.Module, tokenizer: Any, text: str, pair: str | None = None) -> dict[str, Any]:

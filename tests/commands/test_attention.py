@@ -45,8 +45,7 @@ def test_page(model_class, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--serve"),
-        (["--serve", "--output", "page.html"], "--output: not allowed with argument --serve"),
+        ([], "are required: text"),
         (
             [TEXT, "--generator", "--architecture", "HfDebertaForMaskedLM"],
             "not allowed with argument --generator",
@@ -69,11 +68,3 @@ def test_generator_beside_a_discriminator(tmp_path, capsys):
     main([*command, "--generator"])
     assert "discriminator" not in capsys.readouterr().out
     assert '"with the mask decoder"' in (tmp_path / "page.html").read_text(encoding="utf-8")
-
-
-def test_serve(tmp_path, monkeypatch):
-    save(HfDebertaForMaskedLM, tmp_path)
-    calls = []
-    monkeypatch.setattr("uvicorn.run", lambda app, **options: calls.append(options))
-    main(["attention", str(tmp_path), "--serve"])
-    assert calls[0]["host"] == "127.0.0.1" and calls[0]["port"] == 8765

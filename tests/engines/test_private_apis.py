@@ -39,8 +39,7 @@ ALLOWED = {
     "refuse a masked-LM head with two biases": "_adjust_missing_and_unexpected_keys",
     "save an adapter without the model's code": "_hf_peft_config_loaded",
     "name a config.json that holds no JSON object": "_dict_from_json_file",
-    "generate without a cache, and not past the last position": "_prepare_cache_for_generation "
-    "_validate_generated_length",
+    "generate not past the last position": "_validate_generated_length",
     "build the tokenizer from spm.model or vocab.json": "_tokenizer",
     "refuse lists of words without add_prefix_space in v1": "_encode_plus",
 }

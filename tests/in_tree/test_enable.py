@@ -24,7 +24,7 @@ from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_deberta
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, HfDebertaTokenizer, disable, enable
+from hf_deberta import HfDebertaConfig, HfDebertaModel, HfDebertaTokenizer, disable, enable
 from hf_deberta.engines import attention_sdpa
 from hf_deberta.in_tree import encoder
 from hf_deberta.model import attention
@@ -349,79 +349,22 @@ def test_gradient_accumulation_does_not_multiply_the_loss(tmp_path):
     assert parts == pytest.approx(whole, rel=1e-4)
 
 
-# ---- masked-language model ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", RELEASES)
 @pytest.mark.usefixtures("unpad_tiny_models")
-def test_an_official_release_gets_its_decoder(shape, tmp_path):
-    ours, folder = released(tmp_path / "released", shape)
-    weights = load_file(folder / "model.safetensors")
-    inputs = batch()
-    padded_left = {name: tensor.flip(1) for name, tensor in inputs.items()}
-    unlabelled = (inputs["input_ids"] % 5 != 0) | (inputs["attention_mask"] == 0)
-    labels = inputs["input_ids"].masked_fill(unlabelled, -100)
-    with enabled():
-        for source in (folder, tmp_path / "saved"):
-            model, report = AUTO["ForMaskedLM"].from_pretrained(source, output_loading_info=True)
-            assert not report["missing_keys"] and not report["unexpected_keys"]
-            for each in (inputs, padded_left):
-                assert_same(outputs(ours, each), outputs(model, each), each["attention_mask"])
-            found, expected = model(**inputs, labels=labels), ours(**inputs, labels=labels)
-            assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-5) and found.hidden_states is None
-            assert (model(input_ids=inputs["input_ids"][:1]).logits - found.logits[:1]).abs().max() < 1e-4
-            with pytest.raises(ValueError, match="513 positions, and max_position_embeddings is 512"):
-                model(torch.ones(1, 513, dtype=torch.long))
-            model.save_pretrained(tmp_path / "saved")
-        from_class = type(model).from_pretrained(folder)
-        assert_same(outputs(model, inputs), outputs(from_class, inputs), inputs["attention_mask"])
-    saved = load_file(tmp_path / "saved" / "model.safetensors")
-    assert saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name]) for name in saved)
-    ours_again = HfDebertaForMaskedLM.from_pretrained(tmp_path / "saved").eval()
-    assert_same(outputs(ours, inputs), outputs(ours_again, inputs), inputs["attention_mask"])
-    try:
-        plain, report = AUTO["ForMaskedLM"].from_pretrained(tmp_path / "saved", output_loading_info=True)
-    except AttributeError as error:
-        assert "LMPredictionHead" in str(error)  # Transformers 5.17 fails on its own head
-        return
-    assert not report["missing_keys"] and plain.config.legacy is False  # the trained head, without decoder
-
-
-def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path, caplog):
-    """Loading them reports and draws what it does in Transformers."""
-    in_tree("v3", "Model").save_pretrained(tmp_path / "encoder")
-    heads = []
-    for block in (nullcontext(), enable()):
+def test_a_release_gets_the_head_that_transformers_gives_it(shape, tmp_path, caplog):
+    """A new one; `HfDebertaForMaskedLM` reads the trained head and the decoder of the same files."""
+    _, folder = released(tmp_path, shape)
+    inputs, found = batch(), []
+    for block in (nullcontext(), enabled()):
         with block:
             torch.manual_seed(0)
-            heads.append(AUTO["ForMaskedLM"].from_pretrained(tmp_path / "encoder").cls.state_dict())
-    assert all(torch.equal(value, heads[1][name]) for name, value in heads[0].items())
-    assert caplog.text.count("LOAD REPORT") == 2 and "lm_predictions" not in caplog.text
-    caplog.clear()
-    with enable():
-        model = in_tree("v3", "ForMaskedLM")
-        assert model.legacy and model.deberta.embeddings.position_embeddings is None
-        model.save_pretrained(tmp_path)
-        assert AUTO["ForMaskedLM"].from_pretrained(tmp_path).legacy
-        config = AutoConfig.from_pretrained(tmp_path, architectures=None)  # like an official release, without its head
-        again = AUTO["ForMaskedLM"].from_pretrained(tmp_path, config=config)
-        assert again.legacy and again.config.legacy and "LOAD REPORT" not in caplog.text
-        assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize("shape", ["v1", "v3"])
-def test_new_tokens(shape, tmp_path):
-    _, folder = released(tmp_path / "released", shape)
-    inputs = batch()
-    with enable():
-        model = AUTO["ForMaskedLM"].from_pretrained(folder)
-        before = model(**inputs).logits
-        model.resize_token_embeddings(103)
-        logits = model(**inputs).logits
-        assert logits.shape[-1] == 103 and torch.equal(logits[..., :99], before)
-        model.save_pretrained(tmp_path / "saved")
-        again = AUTO["ForMaskedLM"].from_pretrained(tmp_path / "saved")
-        assert torch.equal(again(**inputs).logits, logits)
+            model = AUTO["ForMaskedLM"].from_pretrained(folder).eval()
+            found.append((outputs(model, inputs), model.state_dict(), model.config.to_dict()))
+    (expected, weights, config), (states, enabled_weights, enabled_config) = found
+    assert_same(expected, states, inputs["attention_mask"])
+    assert config == enabled_config and caplog.text.count("LOAD REPORT") == 2
+    assert weights.keys() == enabled_weights.keys()
+    assert all(torch.equal(weights[name], enabled_weights[name]) for name in weights)
 
 
 # ---- tokenizers --------------------------------------------------------------------------------------------------

@@ -1,6 +1,4 @@
-"""Causal language model: attention only to earlier tokens, loss of the next token, generation, key-value cache."""
-
-from unittest import mock
+"""Causal language model: attention only to earlier tokens, loss of the next token, generation."""
 
 import pytest
 import torch
@@ -9,17 +7,14 @@ from numerics import (
     V1_ATTENTION,
     assert_equal_but_for_rounding,
     assert_same_by_name,
-    tiny_config,
     tiny_inputs,
     tiny_model,
     train_step,
 )
 from torch import nn
 from transformers import Trainer, TrainingArguments
-from transformers.cache_utils import QuantizedLayer
 
-from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, optimize
-from hf_deberta.model import modeling_hf_deberta
+from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
 
 CAUSAL = {"conv_kernel_size": 0, "num_hidden_layers": 3}
 VARIANTS = {
@@ -160,15 +155,6 @@ def test_rows_of_one_token_have_no_loss():
 
 # ---- generation --------------------------------------------------------------------------------------------------
 
-MODES = {
-    "greedy": {"do_sample": False},
-    "sampling": {"do_sample": True, "top_k": 10},
-    "beams": {"num_beams": 3, "do_sample": False},
-    "sampled beams": {"num_beams": 2, "do_sample": True, "num_return_sequences": 2},
-    "prompt lookup": {"prompt_lookup_num_tokens": 3, "do_sample": False},
-    "prompt in chunks": {"prefill_chunk_size": 4, "do_sample": False},
-}
-
 
 def continue_greedily(model, ids, count):
     """Append the most likely next token `count` times, without `generate`."""
@@ -187,23 +173,44 @@ def test_generate_with_left_padding_equals_each_row_alone(variant):
         assert generated[row, 9:].tolist() == continue_greedily(model, alone, 6)[0, real.sum() :].tolist()
 
 
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto"])
-@pytest.mark.parametrize("mode", MODES)
-def test_generate_with_a_cache_equals_without(mode, backend):
-    model, inputs = causal_model(backend).eval(), left_padded(INPUTS)
-    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "eos_token_id": 1}
-    settings |= {"return_dict_in_generate": True, "output_logits": True}
-    if mode == "prompt lookup":
-        inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 5, 6, 7]])}
-    torch.manual_seed(0)
-    output = model.generate(**inputs, **settings, **MODES[mode])
-    assert isinstance(output.past_key_values, transformers.DynamicCache)
-    torch.manual_seed(0)
-    needs_cache = mode in ("prompt lookup", "prompt in chunks")
-    expected = model.generate(**inputs, **settings, use_cache=False, **({} if needs_cache else MODES[mode]))
-    assert expected.past_key_values is None
-    assert torch.equal(output.sequences, expected.sequences) and output.sequences.shape[1] - 5 in (7, 9)
-    torch.testing.assert_close(output.logits, expected.logits, rtol=1e-10, atol=1e-10)
+def test_generate_samples_from_the_logits_of_the_whole_row():
+    model, inputs = causal_model("auto").eval(), left_padded(INPUTS)
+    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "return_dict_in_generate": True, "output_logits": True}
+    output = model.generate(**inputs, **settings, do_sample=True, top_k=10)
+    mask = nn.functional.pad(inputs["attention_mask"], (0, 5), value=1)
+    logits = model(output.sequences, attention_mask=mask).logits[:, 8:-1]
+    torch.testing.assert_close(torch.stack(output.logits, 1).double(), logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_saved_setting_of_the_cache_is_ignored(tmp_path):
+    """As in folders of older versions, and of others."""
+    model, ids = causal_model(dtype=torch.float32).eval(), INPUTS["input_ids"][:1]
+    expected = continue_greedily(model, ids, 3)
+    for use_cache in (None, True):
+        model.save_pretrained(tmp_path)
+        transformers.GenerationConfig(use_cache=use_cache).save_pretrained(tmp_path)
+        loaded = HfDebertaForCausalLM.from_pretrained(tmp_path).eval()
+        assert torch.equal(loaded.generate(ids, max_new_tokens=3, min_new_tokens=3), expected)
+        settings = transformers.GenerationConfig(max_new_tokens=3, min_new_tokens=3)
+        assert torch.equal(loaded.generate(ids, settings), expected)
+
+
+@pytest.mark.parametrize("name", ["use_cache", "cache", "past_key_values"])
+@pytest.mark.parametrize("call", ["forward", "generate"])
+def test_a_cache_is_an_error(call, name):
+    model, ids = causal_model().eval(), INPUTS["input_ids"]
+    arguments = {name: True if name == "use_cache" else transformers.DynamicCache()}
+    with pytest.raises(ValueError, match=f"has no key-value cache: leave out {name}, and pass all tokens of a row"):
+        getattr(model, call)(ids, **arguments)
+    with pytest.raises(ValueError, match="has no key-value cache"):
+        model.generate(ids, transformers.GenerationConfig(use_cache=True))
+    assert torch.equal(model(ids, **{name: None}).logits, model(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("mode", [{"prompt_lookup_num_tokens": 3}, {"prefill_chunk_size": 4}])
+def test_generation_that_needs_a_cache_is_an_error(mode):
+    with pytest.raises((RuntimeError, ValueError), match="cache"):
+        causal_model().eval().generate(INPUTS["input_ids"][:1], max_new_tokens=3, **mode)
 
 
 @torch.no_grad()
@@ -213,8 +220,6 @@ def test_logits_to_keep():
         logits = model(**INPUTS).logits
         for count in (1, 3, 9, 20):
             torch.testing.assert_close(model(**INPUTS, logits_to_keep=count).logits, logits[:, -count:])
-        *_, output = in_chunks(model, left_padded(INPUTS), (4, 5), logits_to_keep=1)
-        torch.testing.assert_close(output.logits, model(**left_padded(INPUTS)).logits[:, -1:])
 
 
 def test_generating_past_the_absolute_positions_is_an_error():
@@ -230,169 +235,3 @@ def test_generation_from_inputs_embeds_is_an_error():
     model, ids = causal_model().eval(), INPUTS["input_ids"]
     with pytest.raises(ValueError, match="inputs_embeds"):
         model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=2)
-
-
-# ---- key-value cache ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["cache", "past_key_values"])
-@torch.no_grad()
-def test_both_names_of_the_cache_work(name):
-    model, ids, cache = causal_model().eval(), INPUTS["input_ids"][:1], transformers.DynamicCache()
-    output = model(ids[:, :4], **{name: cache})
-    assert output.cache is output.past_key_values is cache
-    torch.testing.assert_close(model(ids[:, 4:], **{name: cache}).logits, model(ids).logits[:, 4:])
-    generated = model.generate(ids, max_new_tokens=3, **{name: transformers.DynamicCache()})
-    assert torch.equal(generated, model.generate(ids, max_new_tokens=3, use_cache=False))
-    for call in (model, model.generate):
-        with pytest.raises(ValueError, match="are two names of one argument; pass only one"):
-            call(ids, cache=cache, past_key_values=cache)
-
-
-CACHED_VARIANTS = {
-    **VARIANTS,
-    "all terms": {"pos_att_type": ["c2p", "p2c", "p2p"]},
-    "all terms, v1 attention": {"pos_att_type": ["c2p", "p2c", "p2p"], **V1_ATTENTION},
-    "short distances": {"max_relative_positions": 4, "position_buckets": 0},
-}
-
-
-def in_chunks(model, inputs, sizes, **flags):
-    """Return the outputs of calls with the next `sizes` tokens and a cache."""
-    cache, outputs, start = transformers.DynamicCache(), [], 0
-    for size in sizes:
-        ids, mask = inputs["input_ids"][:, start : start + size], inputs.get("attention_mask")
-        start += size
-        mask = None if mask is None else mask[:, :start]
-        outputs.append(model(ids, attention_mask=mask, past_key_values=cache, **flags))
-        assert outputs[-1].past_key_values is cache and cache.get_seq_length() == start
-    return outputs
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto"])
-@pytest.mark.parametrize("variant", CACHED_VARIANTS)
-@torch.no_grad()
-def test_cached_chunks_equal_one_call(variant, backend, dtype):
-    model = causal_model(backend, dtype, **CACHED_VARIANTS[variant]).eval()
-    tolerance = 1e-10 if dtype is torch.float64 else 1e-5
-    for inputs in (INPUTS, left_padded(INPUTS), {"input_ids": INPUTS["input_ids"][:1]}):
-        real = inputs.get("attention_mask", torch.ones(1, 9)).bool()
-        expected = model(**inputs).logits[real]
-        for sizes in ((9,), (4, 1, 3, 1), (1,) * 9):
-            logits = torch.cat([output.logits for output in in_chunks(model, inputs, sizes)], 1)[real]
-            torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("variant", ["decoder", "no decoder"])
-@torch.no_grad()
-def test_states_and_attentions_with_a_cache(variant):
-    model, flags = causal_model("eager", **VARIANTS[variant]).eval(), {"output_hidden_states": True}
-    expected = model(**left_padded(INPUTS), **flags, output_attentions=True)
-    *_, output = in_chunks(model, left_padded(INPUTS), (4, 3, 2), **flags, output_attentions=True)
-    assert len(output.hidden_states) == 4 and len(output.attentions) == 3
-    torch.testing.assert_close(output.hidden_states, tuple(states[:, 7:] for states in expected.hidden_states))
-    torch.testing.assert_close(output.attentions, tuple(attention[:, :, 7:] for attention in expected.attentions))
-
-
-@torch.no_grad()
-def test_long_rows_with_a_cache():
-    """Beyond the largest distance of the table, and of the blocks in which "sdpa" computes."""
-    model = causal_model(emd_steps=0, max_position_embeddings=64).eval()
-    inputs = {"input_ids": torch.randint(1, 128, (1, 600))}
-    logits = torch.cat([output.logits for output in in_chunks(model, inputs, (300, 1, 298, 1))], 1)
-    torch.testing.assert_close(logits, model(**inputs).logits, rtol=1e-10, atol=1e-10)
-
-
-def test_a_step_computes_one_query():
-    model = causal_model().eval()
-    attend, shapes = modeling_hf_deberta.disentangled_attention, []
-
-    def record(query, key, *args, **kwargs):
-        shapes.append((query.shape[2], key.shape[2]))
-        return attend(query, key, *args, **kwargs)
-
-    with mock.patch.object(modeling_hf_deberta, "disentangled_attention", record):
-        model.generate(torch.randint(1, 128, (1, 9)), max_new_tokens=3, min_new_tokens=3, do_sample=False)
-    steps = model.config.emd_steps
-    prompt = [(9, 9)] * 2 + [(1, 9)] * steps
-    assert shapes == prompt + [(1, 10)] * (2 + steps) + [(1, 11)] * (2 + steps)
-
-
-@torch.no_grad()
-def test_optimized_model_with_a_cache_warns_and_computes_the_same():
-    model, inputs = causal_model("auto", torch.float32).eval(), left_padded(INPUTS)
-    expected = model(**inputs).logits[:, 7:]
-    optimize(model, runtime="torch")
-    logger = transformers.utils.logging.get_logger("hf_deberta.serving.optimized_model")
-    with mock.patch.object(logger, "warning_once") as warning:
-        *_, output = in_chunks(model, inputs, (4, 3, 2))
-    assert "no effect with a key-value cache" in warning.call_args.args[0]
-    torch.testing.assert_close(output.logits, expected, rtol=1e-5, atol=1e-5)
-
-
-STATIC_CACHE = transformers.StaticCache(tiny_config(), max_cache_len=20)
-CACHE_REFUSALS = {
-    "causal=False": ({"causal": False}, "needs causal=True"),
-    "labels": ({"labels": INPUTS["input_ids"]}, "pass labels without"),
-    "cu_seq_lens_q": ({"cu_seq_lens_q": torch.tensor([0, 4, 9])}, "cannot hold packed rows"),
-    "position_ids that restart": ({"position_ids": RESTARTING[:1]}, "cannot hold packed"),
-    "3-D mask": ({"attention_mask": torch.ones(4, 9, 9)}, r"must be \[B, K\] = \(4, 9\)"),
-    "static cache": ({"past_key_values": STATIC_CACHE}, "such as DynamicCache, not StaticCache"),
-    "tuple": ({"past_key_values": ()}, "such as DynamicCache, not tuple"),
-}
-
-
-@pytest.mark.parametrize("case", CACHE_REFUSALS)
-def test_calls_that_cannot_have_a_cache_are_errors(case):
-    arguments, message = CACHE_REFUSALS[case]
-    with pytest.raises(ValueError, match=message):
-        causal_model().eval()(INPUTS["input_ids"], use_cache=True, **arguments)
-
-
-def test_gradient_checkpointing_with_a_cache_is_an_error():
-    model = causal_model()
-    model.gradient_checkpointing_enable()
-    with pytest.raises(ValueError, match="gradient checkpointing"):
-        model(INPUTS["input_ids"], use_cache=True)
-    assert model.eval()(INPUTS["input_ids"], use_cache=True).past_key_values.get_seq_length() == 9
-
-
-def test_mask_of_the_new_tokens_alone_is_an_error():
-    model = causal_model().eval()
-    cache = model(**INPUTS, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match=r"= \(4, 10\), for 9 cached and 1 new tokens, not \(4, 1\)"):
-        model(torch.ones(4, 1, dtype=torch.long), attention_mask=torch.ones(4, 1), past_key_values=cache)
-
-
-@pytest.mark.parametrize("call", ["forward", "generate"])
-def test_a_cache_of_another_batch_size_is_an_error(call):
-    model = causal_model().eval()
-    input_ids = INPUTS["input_ids"]
-    cache = model(input_ids[:2], use_cache=True).past_key_values
-    arguments = {"max_new_tokens": 1} if call == "generate" else {}
-    ids = torch.cat([input_ids, input_ids[:, :1]], dim=1)[:1]
-    with pytest.raises(ValueError, match="must hold the rows of this batch, 1, not 2; pass the cache of these rows"):
-        getattr(model, call)(ids, past_key_values=cache, **arguments)
-    cache.batch_select_indices(torch.tensor([0]))
-    assert getattr(model, call)(ids, past_key_values=cache, **arguments) is not None
-
-
-class UnchangedWhenQuantized(QuantizedLayer):
-    """A quantized layer that loses nothing, without a library."""
-
-    def _quantize(self, tensor, axis):
-        return tensor
-
-    def _dequantize(self, tensor):
-        return tensor
-
-
-def test_a_quantized_cache():
-    """After its first step it holds an empty vector in place of keys of 4 dimensions."""
-    model, ids = causal_model().eval(), INPUTS["input_ids"]
-    layers = [UnchangedWhenQuantized(residual_length=4) for _ in range(model.config.num_hidden_layers)]
-    cache = transformers.Cache(layers=layers)
-    with torch.no_grad():
-        parts = [model(part, past_key_values=cache).logits for part in ids.split([3, 1, 1, 4], dim=1)]
-        torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits)

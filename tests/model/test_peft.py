@@ -3,6 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_parity_with_transformers import in_tree
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForSequenceClassification, HfDebertaModel
 
@@ -83,3 +84,18 @@ def test_ids_outside_of_an_adapted_vocabulary_are_named():
     model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["word_embeddings"]))
     with pytest.raises(ValueError, match=r"input_ids must lie in \[0, 128\)"):
         model(torch.tensor([[1, 128, 2]]))
+
+
+@pytest.mark.parametrize("config", [peft.LoraConfig, peft.IA3Config])
+@torch.random.fork_rng()
+def test_an_adapter_of_v1_is_merged_before(config, tmp_path):
+    """Its modules have other names in Transformers' `deberta`."""
+    model = peft.get_peft_model(in_tree("v1", "ForSequenceClassification"), config()).eval()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter.data, std=0.5)
+    with torch.no_grad():
+        expected = model(**INPUTS).logits
+        model.merge_and_unload().save_pretrained(tmp_path)
+        found = HfDebertaForSequenceClassification.from_pretrained(tmp_path).eval()(**INPUTS).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
