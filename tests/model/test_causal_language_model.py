@@ -323,7 +323,7 @@ def test_a_step_computes_one_query():
 def test_optimized_model_with_a_cache_warns_and_computes_the_same():
     model, inputs = causal_model("auto", torch.float32).eval(), left_padded(INPUTS)
     expected = model(**inputs).logits[:, 7:]
-    optimize(model, runtime="torch")
+    optimize(model)
     logger = transformers.utils.logging.get_logger("hf_deberta.serving.optimized_model")
     with mock.patch.object(logger, "warning_once") as warning:
         *_, output = in_chunks(model, inputs, (4, 3, 2))
