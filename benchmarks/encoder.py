@@ -9,8 +9,7 @@
 docs/benchmarks.md explains the peers of CPUs: in-tree, enabled, bert, disentangled-flash, "ours BACKEND", "ours
 optimized", "onnxruntime in-tree", "openvino in-tree|ours". GPUs also have modernbert and flashdeberta. After a comma a
 peer may have an addition: "no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "layers compiled",
-"CUDA graph"; for ours optimized "torch" (without OpenVINO) or "fixed shape" (that of the inputs among its `shapes`);
-for runtimes "any shape" (the fastest settings of a graph for all shapes).
+"CUDA graph".
 
 Training is forward and backward with weights in --dtype. A step is what fine-tuning does: a classifier with its whole
 vocabulary and weights in float32, autocast to --dtype, dropout, clipping and fused AdamW; its CUDA graphs are those of
@@ -113,9 +112,8 @@ def available_peers(device: str, training: bool = False) -> list[str]:
     if device == "cuda":
         modules["flashdeberta"] = ("flashdeberta",)
     elif not training:
-        peers += ["ours optimized", "ours optimized, torch"]
+        peers.append("ours optimized")
         modules |= {name: MODULES[name.split()[0]] for name in RUNTIMES}
-        modules["ours optimized, fixed shape"] = ("openvino",)
     for name, needed in modules.items():
         with report_failure(name):  # not installed, or incompatible with an installed version
             for module in needed:
@@ -128,12 +126,10 @@ def split_name(peer: str) -> tuple[str, str]:
     """Return the name of a peer and the addition after its comma, or nothing."""
     name, _, addition = peer.partition(", ")
     additions = ["no oneDNN", "no cuDNN", "compiled", "layers compiled", "CUDA graph"]
-    if name == "ours optimized":
-        additions = ["torch", "fixed shape"]
-    elif name in RUNTIMES:
-        additions = ["any shape"]
+    if name in (*RUNTIMES, "ours optimized"):
+        additions = []
     if addition and addition not in additions:
-        raise SystemExit(f"{peer!r}: write {' or '.join(map(repr, additions))} after the comma, or nothing")
+        raise SystemExit(f"{peer!r}: write {' or '.join([*map(repr, additions), 'nothing'])} after the comma")
     return name, addition
 
 
@@ -143,11 +139,9 @@ def prepare(peer: str, model: Any, inputs: dict[str, Any], args: argparse.Namesp
     peer, addition = split_name(peer)
     model.train(training)
     if peer in RUNTIMES:
-        return fastest_runner(peer, model, inputs_of(peer, inputs), dtype, graphs, any_shape=addition == "any shape")
+        return fastest_runner(peer, model, inputs_of(peer, inputs), dtype, graphs)
     if peer == "ours optimized":
-        shapes = [tuple(inputs["input_ids"].shape)] if addition == "fixed shape" else []
-        runtime = "torch" if addition == "torch" else None
-        return hf_deberta.optimize(model, dtype=getattr(torch, dtype), runtime=runtime, shapes=shapes)
+        return hf_deberta.optimize(model, dtype=getattr(torch, dtype))
     if args.mode != "step":
         model = quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))
     if addition == "compiled":

@@ -25,7 +25,7 @@ import hf_deberta
 DTYPES = ("float32", "bfloat16", "int8")
 PEERS = [("ours sdpa", "float32")]
 PEERS += [(peer, dtype) for peer in ("ours sdpa", "in-tree") for dtype in DTYPES[1:]]
-PEERS += [(f"ours optimized, {runtime}", dtype) for runtime in ("torch", "openvino") for dtype in DTYPES]
+PEERS += [("ours optimized", dtype) for dtype in DTYPES]
 PEERS += [("onnxruntime in-tree", "int8")]
 PEERS += [(f"openvino {source}", dtype) for source in ("in-tree", "ours") for dtype in DTYPES[1:]]
 
@@ -35,8 +35,8 @@ def classifiers(folder: str, peer: str, dtype: str, graphs: Graphs) -> list[Any]
     model, _ = load(folder, "ours" if "ours" in peer else "in-tree")
     if peer in RUNTIMES:
         return list(all_runners(peer, model, None, dtype, graphs))
-    if peer.startswith("ours optimized"):
-        return [hf_deberta.optimize(model, dtype=getattr(torch, dtype), runtime=peer.partition(", ")[2])]
+    if peer == "ours optimized":
+        return [hf_deberta.optimize(model, dtype=getattr(torch, dtype))]
     return [quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))]
 
 

@@ -14,7 +14,7 @@ import tempfile
 import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 from torch import nn
 
 from hf_deberta.export import to_openvino
-from hf_deberta.serving.openvino_layers import openvino_core
 
 RUNTIMES = ("onnxruntime in-tree", "openvino in-tree", "openvino ours")
 MODULES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino", "nncf")}
@@ -109,6 +108,14 @@ def quantize_onnx(source: Path, file: Path) -> None:
     quantize_dynamic(source, file, per_channel=True, weight_type=QuantType.QInt8, reduce_range=True)
 
 
+@cache
+def openvino_core() -> Any:
+    """The one Core: the end of an earlier one would leave later signals without a stack (docs/log.md)."""
+    import openvino
+
+    return openvino.Core()
+
+
 def quantize_openvino(source: Path, file: Path) -> None:
     import nncf
     import openvino
@@ -118,15 +125,9 @@ def quantize_openvino(source: Path, file: Path) -> None:
     openvino.save_model(graph, file, compress_to_fp16=False)
 
 
-def fastest_runner(
-    peer: str, model: Any, inputs: dict[str, Any], dtype: str, graphs: Graphs, any_shape: bool = False
-) -> Runner:
-    """Return the runner of a peer with the settings that are fastest for these inputs and give finite numbers.
-
-    With `any_shape` only settings that take inputs of other shapes too.
-    """
-    shape: Shape = None if any_shape else tuple(inputs["input_ids"].shape)
-    runners = list(all_runners(peer, model, shape, dtype, graphs))
+def fastest_runner(peer: str, model: Any, inputs: dict[str, Any], dtype: str, graphs: Graphs) -> Runner:
+    """Return the runner of a peer with the settings that are fastest for these inputs and give finite numbers."""
+    runners = list(all_runners(peer, model, tuple(inputs["input_ids"].shape), dtype, graphs))
     # OpenVINO in bfloat16 rounds the lowest number of in-tree's mask to -inf
     runners = [runner for runner in runners if runner(**inputs)[0].isfinite().all()]
     return min(runners, key=lambda runner: min(timeit.repeat(partial(runner, **inputs), number=1, repeat=TRIAL_CALLS)))

@@ -6,7 +6,6 @@ Rows are json lines with one or two columns of text. It prints, for both models 
 
     100 rows: ... with the same label (...%); ... s in float32, ... s in int8
 
-Where OpenVINO is installed, it and PyTorch are timed first, to choose the faster: --runtime torch leaves that out.
 docs/serving.md says when bfloat16 is the better choice. examples/serve.py serves over HTTP: --dtype int8.
 """
 
@@ -39,7 +38,6 @@ def main(flags: list[str] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     parser.add_argument("--columns", nargs="+", default=["sentence1", "sentence2"], help="one or two columns of text")
     parser.add_argument("--max_rows", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--runtime", choices=["torch", "openvino"], help="default: the faster one")
     arguments = parser.parse_args(flags)
 
     rows = load_dataset("json", data_files=arguments.rows, split=f"train[:{arguments.max_rows}]")
@@ -49,9 +47,8 @@ def main(flags: list[str] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         for batch in rows.iter(arguments.batch_size)
     ]
     model = HfDebertaForSequenceClassification.from_pretrained(arguments.model, dtype=torch.float32)
-    print("preparing the model, in float32 and in int8, takes seconds each; a minute or more on a busy computer")
-    labels, seconds = predict(hf_deberta.optimize(model, runtime=arguments.runtime), batches, "float32")
-    model = hf_deberta.optimize(model, torch.int8, runtime=arguments.runtime)  # starts anew from the weights
+    labels, seconds = predict(hf_deberta.optimize(model), batches, "float32")
+    model = hf_deberta.optimize(model, torch.int8)  # starts anew from the weights
     rounded, fewer_seconds = predict(model, batches, "int8")
     same = int((labels == rounded).sum())
     print(

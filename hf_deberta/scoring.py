@@ -124,7 +124,7 @@ class TextClassifier:
         self.max_tokens = settings.tokens_per_batch or TOKENS_PER_BATCH[settings.device]
         self.num_threads = settings.cores if on_cpu else 1
         self.threads = single_core_threads(self.num_threads)
-        prepare = partial(optimize, model, dtype, runtime="torch") if on_cpu else partial(model.to, "cuda")
+        prepare = partial(optimize, model, dtype) if on_cpu else partial(model.to, "cuda")
         self.model = self.threads.submit(prepare).result()  # there, since it measures what is faster
 
     def tokenize(self, texts: Sequence[Sequence[str]]) -> list[dict[str, list[int]]]:

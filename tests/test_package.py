@@ -101,7 +101,7 @@ import torch
 import transformers
 import hf_deberta
 model = hf_deberta.HfDebertaModel(hf_deberta.HfDebertaConfig.from_preset("tiny")).eval()
-hf_deberta.optimize(model, runtime="torch")(torch.tensor([[1, 2, 3]]))
+hf_deberta.optimize(model)(torch.tensor([[1, 2, 3]]))
 config = transformers.DebertaV2Config(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
 with hf_deberta.enable():
     transformers.DebertaV2Model(config)(torch.tensor([[1, 2, 3]]))

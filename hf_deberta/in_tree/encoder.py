@@ -93,12 +93,7 @@ def encoder_forward(in_tree: Callable) -> Callable:
         hidden_states = layout.gather(hidden_states)
         states: list[torch.Tensor] = [hidden_states]
         probabilities: list[torch.Tensor | None] = []
-        computed = []
-        if prepared is not None:
-            kept = range(len(self.layer)) if output_hidden_states else ()
-            computed = prepared.first_layers(states[-1], layout, len(self.layer), kept, _attn_implementation)
-            states = [*states, *computed] if output_hidden_states else [*states, *computed][-1:]
-        for i, layer in list(enumerate(self.layer))[len(computed) :]:
+        for i, layer in enumerate(self.layer):
             if prepared is not None:
                 new, probability = prepared.layers[i](states[-1], layout, backend=_attn_implementation), None
             else:

@@ -74,40 +74,19 @@ class HfDebertaEmbeddings(nn.Module):
     ) -> torch.Tensor:
         words = input_ids if inputs_embeds is None else inputs_embeds
         assert words is not None
-        if self.config.type_vocab_size == 0:
-            token_type_ids = None
-        elif token_type_ids is None:
-            token_type_ids = words.new_zeros(words.shape[:2], dtype=torch.long)
-        position_ids = None
-        if self.config.position_biased_input:
-            position_ids = layout.absolute_positions(self.config.max_position_embeddings)
-        return self.embed(words, position_ids, token_type_ids, layout.token_mask)
-
-    def embed(
-        self,
-        words: torch.Tensor,  # [B, N], or embeddings [B, N, embedding]
-        position_ids: torch.Tensor | None,  # [B or 1, N]
-        token_type_ids: torch.Tensor | None,  # [B, N]
-        token_mask: torch.Tensor | None,  # [B, N], False for padding
-    ) -> torch.Tensor:
-        """The embeddings [B, N, hidden] of tokens."""
-        embeddings = self.LayerNorm(self.sum_up(words, position_ids, token_type_ids))
-        if token_mask is not None:
-            embeddings = embeddings * token_mask[..., None]
-        return self.dropout(embeddings)
-
-    def sum_up(
-        self, words: torch.Tensor, position_ids: torch.Tensor | None, token_type_ids: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The sum of the embeddings of each token, [B, N, hidden]."""
         embeddings = self.word_embeddings(words) if words.dim() == 2 else words
-        if position_ids is not None:
-            embeddings = embeddings + self.position_embeddings(position_ids)
-        if token_type_ids is not None:
+        if self.config.position_biased_input:
+            embeddings = embeddings + self.absolute_embeddings(layout)
+        if self.config.type_vocab_size > 0:
+            if token_type_ids is None:
+                token_type_ids = words.new_zeros(words.shape[:2], dtype=torch.long)
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         if self.config.embedding_size != self.config.hidden_size:
             embeddings = linear(self.embed_proj, embeddings)
-        return embeddings
+        embeddings = self.LayerNorm(embeddings)
+        if layout.token_mask is not None:
+            embeddings = embeddings * layout.token_mask[..., None]
+        return self.dropout(embeddings)
 
     def absolute_embeddings(self, layout: BatchLayout) -> torch.Tensor:
         """Absolute position embeddings [B or 1, N, embedding], which the enhanced mask decoder adds."""

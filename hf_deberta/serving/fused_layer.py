@@ -26,7 +26,6 @@ from .layer_weights import LayerWeights, concatenate_projections
 # whose inner states fit into a cache; in float32 products take so long that it does not matter
 MAX_FEED_FORWARD_ROWS = 256
 MIN_GELU_OUTPUT = -0.17  # GELU is nowhere below
-PRODUCTS = ("query_key_value", "attention_output", "intermediate", "output")
 
 
 class NoneInCopies:
@@ -44,48 +43,23 @@ class FusedLayer(NoneInCopies):
         self.attention = FusedAttention(weights.positions, weights.heads, weights.head_size, attention_dtype)
         # the GELU by the error function, which the products apply themselves
         self.has_gelu = getattr(weights.activation, "act", weights.activation) is nn.functional.gelu
+        projections = concatenate_projections(weights.scaled_query(), weights.key, weights.value)
+        self.query_key_value = self.fuse(*projections, sizes=weights.input_sizes)
+        self.attention_output = self.fuse(*weights.attention_output)
+        sizes = weights.attention_norm.sizes()
+        self.intermediate = self.fuse(*weights.intermediate, with_gelu=self.has_gelu, sizes=sizes)
+        self.output = self.fuse(*weights.output, lowest=MIN_GELU_OUTPUT if self.has_gelu else None)
 
-    # fused when first used: where OpenVINO computes the layer (openvino_layers.py), this may be never
-
-    @cached_property
-    def query_key_value(self) -> FusedLinear:
-        projections = concatenate_projections(self.weights.scaled_query(), self.weights.key, self.weights.value)
-        return self.fuse(*projections, sizes=self.weights.input_sizes)
-
-    @cached_property
+    @cached_property  # for subsets of queries, as is the next: fused when first used
     def query(self) -> FusedLinear:
-        """For subsets of queries."""
         return self.fuse(*self.weights.scaled_query())
 
     @cached_property
     def key_value(self) -> FusedLinear:
         return self.fuse(*concatenate_projections(self.weights.key, self.weights.value), sizes=self.weights.input_sizes)
 
-    @cached_property
-    def attention_output(self) -> FusedLinear:
-        return self.fuse(*self.weights.attention_output)
-
-    @cached_property
-    def intermediate(self) -> FusedLinear:
-        sizes = self.weights.attention_norm.sizes()
-        return self.fuse(*self.weights.intermediate, with_gelu=self.has_gelu, sizes=sizes)
-
-    @cached_property
-    def output(self) -> FusedLinear:
-        return self.fuse(*self.weights.output, lowest=MIN_GELU_OUTPUT if self.has_gelu else None)
-
     def fuse(self, weight: torch.Tensor, bias: torch.Tensor | None, **options: Any) -> FusedLinear:
         return FusedLinear.from_weight(weight, bias, self.dtype, **options)
-
-    def fuse_all(self) -> None:
-        """Fuse the products of whole texts."""
-        for product in PRODUCTS:
-            getattr(self, product)
-
-    def free(self) -> None:
-        """Drop the products of whole texts, until they are used."""
-        for product in PRODUCTS:
-            vars(self).pop(product, None)
 
     def __call__(
         self,

@@ -1,6 +1,6 @@
 """When the fused layers of an encoder may compute in place of the layers that they were made from."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import chain, repeat
 from operator import attrgetter, contains
 from typing import Any
@@ -10,14 +10,11 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_deberta.engines.guards import has_global_hooks_or_modes, hooks, in_functorch_transform, registries
-from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.input_checks import in_captured_graph
 from hf_deberta.model.relative_position import table_modules
 from hf_deberta.model.slots import in_reference_mode
 
-from .choices import UNLIMITED_TOKENS, choose_max_openvino_tokens
 from .fused_layer import FusedLayer, NoneInCopies
-from .openvino_layers import OpenVinoLayers, has_openvino
 
 logger = logging.get_logger(__name__)
 
@@ -33,10 +30,6 @@ class FusedLayers(NoneInCopies):
         modules = table_modules(encoder)
         self.layers, self.bypassed = layers, (*bypassed, encoder.layer, *modules)
         self.called = tuple(encoder.layer)
-        self.hooks_of_called = tuple(chain.from_iterable(map(hooks, self.called)))
-        self.openvino_supports = getattr(encoder, "conv", None) is None and all(layer.has_gelu for layer in layers)
-        self.openvino: OpenVinoLayers | None = None
-        self.max_openvino_tokens = 0  # of a batch that OpenVINO computes
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
         self.weights = tuple(weights)
         self.counted = tuple(weight for weight in weights if not weight.is_inference())  # their writes are counted
@@ -72,55 +65,6 @@ class FusedLayers(NoneInCopies):
             any(map(attrgetter("training"), self.bypassed)),
             any(self.hooks) or any_is_patched(self.bypassed),
         )
-
-    def choose_runtime(self, runtime: str | None, shapes: Collection[tuple[int, int]] = ()) -> None:
-        """Decide which batches OpenVINO computes: none ("torch"), all that it can, or those for which it is faster.
-
-        It computes batches of the `shapes` [B, N] without padding too, each by a graph of its own.
-        """
-        if (runtime == "openvino" or shapes) and not self.openvino_supports:
-            raise ValueError(
-                "runtime='openvino' and shapes are for encoders with GELU and without a convolution; use "
-                "runtime='torch' and no shapes"
-            )
-        if runtime != "torch" and self.openvino_supports and has_openvino():
-            self.openvino = OpenVinoLayers(self.layers, shapes)
-            too_large = [shape for shape in shapes if not self.openvino.has_room_for(*shape)]
-            if too_large:
-                raise ValueError(
-                    f"shapes {sorted(too_large)} would need much memory for attention scores: leave them out, and "
-                    "PyTorch computes such batches in parts"
-                )
-            chosen = UNLIMITED_TOKENS if runtime == "openvino" else choose_max_openvino_tokens(self.openvino)
-            self.max_openvino_tokens = chosen
-        for layer in self.layers:
-            if self.max_openvino_tokens == UNLIMITED_TOKENS:
-                layer.free()
-            else:
-                layer.fuse_all()
-
-    def first_layers(
-        self, states: torch.Tensor, layout: BatchLayout, layers: int, kept: Collection[int], backend: str
-    ) -> list[torch.Tensor | None]:
-        """The states after each of the first `layers` layers, or [] if OpenVINO does not compute them.
-
-        Those of the last of them, and those whose indices are `kept`, counted from 1; the others are None.
-        """
-        openvino, mask, kept = self.openvino, layout.attention_mask, [i - 1 for i in kept if i > 0]
-        if (
-            openvino is None
-            or layers == 0
-            or backend not in ("auto", "sdpa")
-            or (
-                states.shape[0] * states.shape[1] > self.max_openvino_tokens
-                and not openvino.has_graph_for(states, mask, layers, kept)
-            )
-            or not openvino.can_compute(states, mask)
-            or any(self.hooks_of_called)
-            or any_is_patched(self.called)
-        ):
-            return []
-        return openvino(states, mask, layers, kept)
 
     def is_usable(self, encoder: nn.Module, states: torch.Tensor) -> bool:
         """True if the fused layers give what calling the layers gives."""

@@ -5,15 +5,12 @@
     >>> model = hf_deberta.optimize(model, torch.bfloat16)   # half the bits; for processors with bfloat16 instructions
     >>> model = hf_deberta.optimize(model, torch.int8)       # a quarter of the bits, if a small loss is acceptable
 
-The model keeps its class, parameters and saved files, and is used as before, under `torch.no_grad()`. Two runtimes can
-compute its layers, each from a copy of their weights: PyTorch with weights laid out for the processor (fused_layer.py),
-and OpenVINO, if it is installed (`pip install openvino`), with a graph of all layers (openvino_layers.py). OpenVINO is
-faster for short texts, PyTorch for padded and long ones; a timing of a few seconds decides which batches each computes,
-so another computer may give slightly different numbers.
+The model keeps its class, parameters and saved files, and is used as before, under `torch.no_grad()`. Its layers are
+computed from a copy of their weights that is laid out for the processor (fused_layer.py).
 
-In bfloat16 and int8 only the factors of products have fewer bits in PyTorch: sums, residuals, LayerNorm and softmax are
-in float32. OpenVINO rounds some residuals too, with the same error (docs/benchmarks.md). With int8, PyTorch rounds
-weights (to 7 bits without VNNI) and states to 8 bits, and OpenVINO only weights, which changes fewer labels.
+In bfloat16 and int8 only the factors of products have fewer bits: sums, residuals, LayerNorm and softmax are in
+float32. With int8, states are rounded to 8 bits, and weights too (to 7 without VNNI); attention is then in bfloat16 if
+a timing shows that it is faster, so another computer may give slightly different numbers.
 
 `model.train()` undoes it (in models of Transformers, the next forward pass in training mode), a second call starts anew
 with the present weights, and copies of the model are not prepared.
@@ -28,8 +25,7 @@ Models of Transformers' own classes are prepared too: this calls `hf_deberta.ena
 
 import copy
 import os
-from collections.abc import Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -40,44 +36,26 @@ from hf_deberta.engines.guards import is_hooked_or_patched, is_unmodified_module
 from hf_deberta.engines.onednn import has_onednn_bfloat16, has_onednn_linear
 from hf_deberta.in_tree.enable import enable, is_enabled
 from hf_deberta.in_tree.encoder import distance_parameters, prepared_encoders
-from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
 
 from .choices import attention_dtype
 from .fused_layer import FusedLayer
 from .fused_layers import FusedLayers
 from .layer_weights import layer_weights, position_table
-from .openvino_layers import has_openvino
-from .optimized_model import OptimizedEmbeddings, OptimizedEncoder, OptimizedLayer
+from .optimized_model import OptimizedEncoder, OptimizedLayer
 
 Model = TypeVar("Model", bound=nn.Module)
 ENCODERS = (HfDebertaEncoder, DebertaEncoder, DebertaV2Encoder)
 OTHER_PLAIN_MODULES = (DebertaLayerNorm, nn.PReLU)  # their weights are not those of a layer that they wrap
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 MAX_CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to compile again
-RUNTIMES = ("torch", "openvino")
 
 
-def optimize(
-    model: Model,
-    dtype: torch.dtype = torch.float32,
-    inplace: bool = True,
-    runtime: str | None = None,
-    shapes: Iterable[Iterable[int]] = (),
-) -> Model:
+def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = True) -> Model:
     """Return the model in eval mode, prepared for inference on this CPU; with `inplace=False` a copy of it.
 
     `dtype` is that of the factors of matrix products: torch.float32, torch.bfloat16 or torch.int8.
-    `runtime` computes whole texts: "torch" or "openvino"; by default the faster one, if OpenVINO is installed.
-    `shapes` [B, N] are those of batches that come often, without padding, such as windows of a long text: OpenVINO
-    computes each by a graph of its own. That takes less time, and memory for one more copy of the layers' weights.
     """
-    if runtime not in (None, *RUNTIMES):
-        raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)} or None, not {runtime!r}")
-    pairs = check_shapes(shapes)
-    if pairs and runtime == "torch":
-        raise ValueError("shapes are for OpenVINO; leave out runtime='torch' or shapes")
-    if (pairs or runtime == "openvino") and not has_openvino():
-        raise ImportError("runtime='openvino' and shapes need OpenVINO: pip install openvino")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
     if not has_onednn_linear():
@@ -96,15 +74,8 @@ def optimize(
     limit_onednn_caches()
     with torch.no_grad():
         fused = [fuse_layers(encoder, dtype) for encoder in encoders]
-        for layers in fused:
-            layers.choose_runtime(runtime, pairs)
     for encoder, layers in zip(encoders, fused, strict=True):  # only now: one may be refused
         use_fused_layers(encoder, layers)
-    for module in model.modules():
-        if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).fused_layers.openvino is not None:
-            embeddings: Any = module.embeddings
-            embeddings.__class__ = OptimizedEmbeddings
-            embeddings.of_encoder = module.encoder, module.encoder.fused_layers
     return model
 
 
@@ -119,17 +90,6 @@ def limit_onednn_caches() -> None:
 
 def is_ours(module: nn.Module) -> bool:
     return isinstance(module, HfDebertaEncoder)
-
-
-def check_shapes(shapes: Iterable[Iterable[int]]) -> set[tuple[int, int]]:
-    """The shapes as a set; raises an error if one is no pair of sizes: its graph would never be used."""
-    checked = set()
-    for shape in shapes:
-        sizes = tuple(shape) if isinstance(shape, Iterable) else ()
-        if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ValueError(f"shapes must be pairs (batch, tokens) of sizes above 0, not {shape!r}")
-        checked.add((sizes[0], sizes[1]))
-    return checked
 
 
 def fuse_layers(encoder: Any, dtype: torch.dtype) -> FusedLayers:

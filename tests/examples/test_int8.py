@@ -25,7 +25,7 @@ def test_labels_agree(tiny_model, tmp_path, capsys):
     rows = sentiment_rows(50, 3)
     file = write_json_lines(tmp_path / "rows.jsonl", rows)
     flags = ["--model", "classifier", "--rows", str(file), "--columns", "sentence", "--max_rows", "40"]
-    labels, rounded = int8.main([*flags, "--runtime", "torch"])
+    labels, rounded = int8.main(flags)
     same = int((labels == rounded).sum())
     right = sum(found == row["label"] for found, row in zip(labels.tolist(), rows, strict=False))
     assert len(labels) == 40 and right >= 38 and same >= 38

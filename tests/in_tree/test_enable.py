@@ -30,7 +30,6 @@ from hf_deberta.in_tree import encoder
 from hf_deberta.model import attention
 from hf_deberta.model.attention import BACKENDS
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.serving.openvino_layers import has_openvino
 
 RELEASES = ["v1", "v2", "v3"]
 AUTO = {head: getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}") for head in HEADS}
@@ -192,8 +191,8 @@ FAR |= {"odd": ("v3", {"position_buckets": 15}), "two": ("v3", {"position_bucket
     "shape, path",
     [
         *((shape, "auto") for shape in FAR),
-        *(("v3", path) for path in ("eager", "device", "exported", "torch", "openvino")),
-        *product(("odd", "two"), ("exported", "torch", "openvino")),
+        *(("v3", path) for path in ("eager", "device", "exported", "optimized")),
+        *product(("odd", "two"), ("exported", "optimized")),
     ],
 )
 @pytest.mark.parametrize("clamp", [False, True])
@@ -208,8 +207,8 @@ def test_past_the_largest_distance_rows_are_as_chosen(shape, clamp, path, tmp_pa
     monkeypatch.setattr(encoder, "is_tracing_or_exporting", lambda: path == "exported")  # then in-tree code computes
     used = f"Those of {'the official code' if clamp else 'Transformers'} are in use; for the others, call hf_deberta"
     with enable("eager" if path == "eager" else "auto", clamp_relative_distance=clamp):
-        if path in ("torch", "openvino"):
-            hf_deberta.optimize(model, runtime=path if has_openvino() else "torch")
+        if path == "optimized":
+            hf_deberta.optimize(model)
         outputs(model, batch(lengths=(64,)))
         assert not any(used in message for message in warnings_so_far())
         assert_same(expected[clamp], outputs(model, inputs), inputs["attention_mask"])

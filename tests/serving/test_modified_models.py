@@ -8,16 +8,7 @@ import pickle
 
 import pytest
 import torch
-from test_optimize import (
-    RUNTIMES,
-    TOLERANCE,
-    difference,
-    make_in_tree,
-    make_inputs,
-    make_model,
-    needs_openvino,
-    outputs,
-)
+from test_optimize import TOLERANCE, difference, make_in_tree, make_inputs, make_model, outputs
 from torch import nn
 
 import hf_deberta
@@ -26,9 +17,6 @@ from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLaye
 from hf_deberta.serving import fused_layers
 
 MODELS = {"ours": make_model, "v1": lambda: make_in_tree("v1"), "v2": lambda: make_in_tree("v2")}
-
-
-pytestmark = pytest.mark.usefixtures("fused_layers_for_all_batches")
 
 
 class Adapter(nn.Module):
@@ -81,14 +69,13 @@ def test_modified_layers_are_refused(version, change):
 
 
 @pytest.mark.parametrize("hooked_first", [True, False])
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_a_hooked_layer_is_called(runtime, hooked_first):
+def test_a_hooked_layer_is_called(hooked_first):
     """In models of Transformers it is not, and so it is refused."""
     model, inputs, seen = make_model(), make_inputs("equal"), []
     if not hooked_first:
-        outputs(hf_deberta.optimize(model, runtime=runtime), inputs)
+        outputs(hf_deberta.optimize(model), inputs)
     model.encoder.layer[1].register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
-    outputs(hf_deberta.optimize(model, runtime=runtime) if hooked_first else model, inputs)
+    outputs(hf_deberta.optimize(model) if hooked_first else model, inputs)
     assert len(seen) == 1
     model = make_in_tree("v2")
     model.encoder.layer[0].register_forward_hook(lambda *_: None)
@@ -132,18 +119,14 @@ CHANGES_IN_TREE = "weights by an optimizer", "rows of the table", "new weight of
 
 
 @pytest.mark.parametrize(
-    ("version", "runtime", "change"),
-    [
-        *(("ours", None, change) for change in CHANGES),
-        *(pytest.param("ours", "openvino", change, marks=needs_openvino) for change in CHANGES),
-        *(("v2", None, change) for change in CHANGES_IN_TREE),
-    ],
+    ("version", "change"),
+    [*(("ours", change) for change in CHANGES), *(("v2", change) for change in CHANGES_IN_TREE)],
 )
-def test_changes_are_noticed(version, runtime, change, monkeypatch):
+def test_changes_are_noticed(version, change, monkeypatch):
     """After the change, the plain layers compute, with a warning."""
     model, inputs, warnings = MODELS[version](), make_inputs("equal"), []
     monkeypatch.setattr(fused_layers.logger, "warning_once", warnings.append)
-    outputs(hf_deberta.optimize(model, runtime=runtime), inputs)
+    outputs(hf_deberta.optimize(model), inputs)
     with torch.no_grad():
         CHANGES[change](model.encoder)
     expected = outputs(copy.deepcopy(model), inputs)
@@ -151,16 +134,15 @@ def test_changes_are_noticed(version, runtime, change, monkeypatch):
     assert "call hf_deberta.optimize again" in warnings[-1]
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("version", MODELS)
-def test_an_adapter_merged_after_optimize(version, runtime, tmp_path):
+def test_an_adapter_merged_after_optimize(version, tmp_path):
     peft, inputs = pytest.importorskip("peft"), make_inputs("equal")
     model = MODELS[version]()
     projection = "in_proj" if hasattr(model.encoder.layer[0].attention.self, "in_proj") else "query_proj"
     config = peft.LoraConfig(target_modules=[projection, "dense"], init_lora_weights=False)
     peft.get_peft_model(copy.deepcopy(model), config).save_pretrained(tmp_path)
     expected = outputs(peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).merge_and_unload(), inputs)
-    merged = hf_deberta.optimize(copy.deepcopy(model), runtime=runtime)
+    merged = hf_deberta.optimize(copy.deepcopy(model))
     merged = peft.PeftModel.from_pretrained(merged, tmp_path).merge_and_unload()
     assert difference(outputs(merged, inputs), expected) < TOLERANCE[torch.float32]
     assert difference(outputs(model, inputs), expected) > 0.1  # the adapter matters
@@ -175,15 +157,14 @@ def test_copies_and_pickles_are_not_prepared(duplicate):
     assert torch.equal(outputs(twin, inputs), expected)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_training_undoes_it(runtime):
+def test_training_undoes_it():
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
-    hf_deberta.optimize(model, torch.int8, runtime=runtime).train()
+    hf_deberta.optimize(model, torch.int8).train()
     assert type(model.encoder) is HfDebertaEncoder
     assert all(type(layer) is HfDebertaLayer for layer in model.encoder.layer)
     assert torch.equal(outputs(model.eval(), inputs), expected)
-    model = hf_deberta.optimize(make_in_tree("v2"), runtime=runtime)
+    model = hf_deberta.optimize(make_in_tree("v2"))
     outputs(model, inputs)
     assert model.encoder in prepared_encoders
     outputs(model.train(), inputs)

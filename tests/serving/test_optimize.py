@@ -2,7 +2,6 @@
 
 import copy
 import os
-from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -19,7 +18,6 @@ from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedA
 from hf_deberta.serving.fused_layer import FusedLayer
 from hf_deberta.serving.fused_linear import FusedLinear
 from hf_deberta.serving.layer_weights import NormWeights
-from hf_deberta.serving.openvino_layers import OpenVinoLayers, has_openvino
 
 SMALL = {
     "hidden_size": 48,
@@ -45,13 +43,6 @@ HEADS = (
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 5e-2, torch.int8: 0.3}
 BFLOAT16 = pytest.param(torch.bfloat16, marks=needs_onednn_bfloat16)
 DTYPES = [torch.float32, BFLOAT16, torch.int8]
-needs_openvino = pytest.mark.skipif(not has_openvino(), reason="needs OpenVINO")
-RUNTIMES = [None, pytest.param("openvino", marks=needs_openvino)]  # None: fused layers
-RUNTIMES_AND_CASES = [
-    *((None, case) for case in ("equal", "padded")),
-    *(pytest.param("openvino", case, marks=needs_openvino) for case in ("equal", "padded on the left")),
-]
-pytestmark = pytest.mark.usefixtures("fused_layers_for_all_batches")
 
 
 def make_model(model_class=hf_deberta.HfDebertaModel, preset="v3-base", **settings):
@@ -82,10 +73,10 @@ def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float((result - expected).abs().max() / expected.abs().max())
 
 
-def check_same_outputs(model, inputs, dtype=torch.float32, runtime=None, tokens=...):
+def check_same_outputs(model, inputs, dtype=torch.float32, tokens=...):
     """Optimize the model: the outputs of these tokens stay the same."""
     expected = outputs(model, inputs)
-    result = outputs(hf_deberta.optimize(model, dtype, runtime=runtime), inputs)
+    result = outputs(hf_deberta.optimize(model, dtype), inputs)
     assert difference(result[tokens], expected[tokens]) < TOLERANCE[dtype]
 
 
@@ -95,53 +86,43 @@ def real_tokens(inputs):
     return mask.bool() if mask.dim() == 2 else ...
 
 
-@contextmanager
-def count_computations():
-    """How many graphs OpenVINO computes, and how often fused layers are called."""
-    graph = mock.patch.object(OpenVinoLayers, "compute", autospec=True, side_effect=OpenVinoLayers.compute)
-    layer = mock.patch.object(FusedLayer, "__call__", autospec=True, side_effect=FusedLayer.__call__)
-    with graph as graphs, layer as layers:
-        yield lambda: (graphs.call_count, layers.call_count)
+def count_fused_layers():
+    """A context in which calls of fused layers are counted."""
+    return mock.patch.object(FusedLayer, "__call__", autospec=True, side_effect=FusedLayer.__call__)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ["equal", "one token", "padded", "padded on the left", "structured", "packed", "long"])
 @pytest.mark.usefixtures("unpad_tiny_models")
 @pytest.mark.parametrize("preset", ["v1-base", "v2-xlarge", "v3-base"])
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_hidden_states_are_the_same(runtime, preset, case, dtype):
-    if runtime == "openvino" and preset == "v2-xlarge":
-        pytest.skip("has a convolution, see test_other_layers_are_for_torch")
-    model, inputs = make_model(preset=preset), make_inputs(case)
-    model.config.unpad_inputs = runtime is None
-    with count_computations() as counts:
-        check_same_outputs(model, inputs, dtype, runtime, real_tokens(inputs))
-    assert counts() == ((2, 0) if runtime == "openvino" and case not in ("structured", "packed") else (0, 3))
+def test_hidden_states_are_the_same(preset, case, dtype):
+    inputs = make_inputs(case)
+    with count_fused_layers() as layers:
+        check_same_outputs(make_model(preset=preset), inputs, dtype, real_tokens(inputs))
+    assert layers.call_count == 3
 
 
 @pytest.mark.parametrize("model_class", HEADS, ids=lambda model_class: model_class.__name__)
-@pytest.mark.parametrize(("runtime", "case"), RUNTIMES_AND_CASES)
-def test_heads_give_the_same(runtime, case, model_class):
-    """With OpenVINO, heads that need some states of the last layer leave it to a fused layer."""
-    with count_computations() as counts:
-        check_same_outputs(make_model(model_class), make_inputs(case), runtime=runtime)
-    is_for_torch = runtime is None or model_class is hf_deberta.HfDebertaForCausalLM
-    assert counts() in ([(0, 3)] if is_for_torch else [(2, 0), (1, 1)])
+@pytest.mark.parametrize("case", ["equal", "padded"])
+def test_heads_give_the_same(case, model_class):
+    with count_fused_layers() as layers:
+        check_same_outputs(make_model(model_class), make_inputs(case))
+    assert layers.call_count == 3
 
 
 @pytest.mark.parametrize("terms", [["p2c", "c2p"], ["c2p"], ["p2c"], ["p2c", "c2p", "p2p"], []])
-@pytest.mark.parametrize(("runtime", "case"), RUNTIMES_AND_CASES)
-def test_all_position_terms_in_any_order(runtime, case, terms):
-    check_same_outputs(make_model(pos_att_type=terms), make_inputs(case), runtime=runtime)
+@pytest.mark.parametrize("case", ["equal", "padded"])
+def test_all_position_terms_in_any_order(case, terms):
+    check_same_outputs(make_model(pos_att_type=terms), make_inputs(case))
 
 
 @pytest.mark.parametrize(
     "settings", [{"relative_attention": False}, {"num_hidden_layers": 1, "emd_steps": 0}, {"emd_steps": 0}], ids=str
 )
 @pytest.mark.parametrize("model_class", [hf_deberta.HfDebertaModel, hf_deberta.HfDebertaForMaskedLM])
-@pytest.mark.parametrize(("runtime", "case"), RUNTIMES_AND_CASES)
-def test_other_architectures(runtime, case, model_class, settings):
-    check_same_outputs(make_model(model_class, **settings), make_inputs(case), runtime=runtime)
+@pytest.mark.parametrize("case", ["equal", "padded"])
+def test_other_architectures(case, model_class, settings):
+    check_same_outputs(make_model(model_class, **settings), make_inputs(case))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16], ids=str)
@@ -152,11 +133,20 @@ def test_other_activations(activation, dtype):
     check_same_outputs(model, inputs, dtype, tokens=real_tokens(inputs))
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_layers_with_the_same_weights(runtime):
+def test_layers_with_the_same_weights():
     model = make_model()
     model.encoder.layer[1] = model.encoder.layer[2] = model.encoder.layer[0]
-    check_same_outputs(model, make_inputs("equal"), runtime=runtime)
+    check_same_outputs(model, make_inputs("equal"))
+
+
+def test_a_batch_with_a_row_of_padding():
+    model, inputs = make_model(), make_inputs("equal")
+    inputs["attention_mask"] = torch.ones(4, 37)
+    inputs["attention_mask"][2] = 0
+    expected = outputs(model, inputs)
+    for dtype in (torch.float32, torch.int8):
+        result = outputs(hf_deberta.optimize(model, dtype), inputs)
+        assert difference(result[[0, 1, 3]], expected[[0, 1, 3]]) < TOLERANCE[dtype] and result.isfinite().all()
 
 
 def test_tables_grow_with_the_longest_text_and_serve_shorter_ones():
@@ -226,13 +216,12 @@ def test_other_default_types(preset):
 
 
 @pytest.mark.parametrize("model_class", [hf_deberta.HfDebertaModel, hf_deberta.HfDebertaForMaskedLM])
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_attentions_and_hidden_states(runtime, model_class):
+def test_attentions_and_hidden_states(model_class):
     model, inputs = make_model(model_class), make_inputs("equal")
     flags = {"output_attentions": True, "output_hidden_states": True}
     with torch.no_grad():
         expected = model(**inputs, **flags)
-        hf_deberta.optimize(model, runtime=runtime)
+        hf_deberta.optimize(model)
         result = model(**inputs, **flags)
         states = model(**inputs, output_hidden_states=True).hidden_states
     for ours, theirs in zip(
@@ -270,16 +259,15 @@ def make_in_tree(version: str):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_in_tree_models(runtime, version, dtype):
-    model, inputs = make_in_tree(version), make_inputs("padded" if runtime is None else "equal")
+def test_in_tree_models(version, dtype):
+    model, inputs = make_in_tree(version), make_inputs("padded")
     real = real_tokens(inputs)
     expected = outputs(model, inputs)[real]
-    hf_deberta.optimize(model, dtype, runtime=runtime)
-    with count_computations() as counts, torch.no_grad():
+    hf_deberta.optimize(model, dtype)
+    with count_fused_layers() as layers, torch.no_grad():
         result = outputs(model, inputs)
         states = model(**inputs, output_hidden_states=True).hidden_states
-    assert counts() == ((4, 0) if runtime == "openvino" else (0, 6))
+    assert layers.call_count == 6
     assert len(states) == 4 and torch.equal(states[-1], result)
     assert 0 < difference(result[real], expected) < TOLERANCE[dtype]
     model.train().eval()
@@ -293,7 +281,6 @@ def test_in_tree_models(runtime, version, dtype):
         (lambda model: hf_deberta.optimize(model, torch.float16), "dtype must be one of"),
         (lambda model: hf_deberta.optimize(model.bfloat16()), "pass a float32 model on the CPU"),
         (lambda model: hf_deberta.optimize(nn.Linear(2, 2)), "Linear has no DeBERTa encoder"),
-        (lambda model: hf_deberta.optimize(model, runtime="tensorrt"), "openvino or None, not 'tensorrt'"),
     ],
 )
 def test_what_cannot_be_prepared(prepare, message):
@@ -309,9 +296,8 @@ def test_caches_of_onednn_are_limited_unless_the_user_limits_them(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_answers_do_not_depend_on_other_texts(runtime, dtype):
-    model, inputs = hf_deberta.optimize(make_model(), dtype, runtime=runtime), make_inputs("equal")
+def test_answers_do_not_depend_on_other_texts(dtype):
+    model, inputs = hf_deberta.optimize(make_model(), dtype), make_inputs("equal")
     alone = torch.cat([outputs(model, {"input_ids": ids[None]}) for ids in inputs["input_ids"]])
     assert difference(outputs(model, inputs), alone) < TOLERANCE[dtype] / 10
 
