@@ -7,7 +7,7 @@ CoNLL-2003, from a folder with train.txt, valid.txt and test.txt (a word per lin
 
 Your own files, as CoNLL columns, or as jsonl or parquet with lists of words and labels, on several GPUs:
 
-    accelerate launch -m hf_deberta.commands.ner \
+    accelerate launch -m hf_deberta ner \
         --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
         --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
 

@@ -7,7 +7,7 @@ SQuAD 2.0:
 The official files, or your own rows (id, context, question, and answers with text and answer_start), on several GPUs,
 with SiFT:
 
-    accelerate launch -m hf_deberta.commands.squad \
+    accelerate launch -m hf_deberta squad \
         --model_name_or_path microsoft/deberta-v3-large --train_file train-v2.0.json \
         --validation_file dev-v2.0.json --bf16 --sift --output_dir mine
 
