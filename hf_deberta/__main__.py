@@ -13,7 +13,7 @@ from transformers.utils import logging
 from hf_deberta.training.errors import user_errors_in_one_line
 
 PROGRAM = "hf-deberta"
-# commands with a command line of their own, in hf_deberta/commands/NAME.py
+# commands with a command line of their own; run_NAME.py starts them in a copy of the repository
 SCRIPTS = {
     "glue": "fine-tune on GLUE, or on your own texts or text pairs",
     "superglue": "fine-tune on SuperGLUE",
@@ -32,7 +32,11 @@ OTHERS = {
     "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
 }
 OTHER_NAMES = {"classify": "glue", "multiple-choice": "race"}
-MODULES = {"inspect": "commands.inspect_checkpoint", "gpu-check": "gpu_check"}  # the others: commands.NAME
+MODULES = {  # the others: commands.NAME
+    **{name: f"fine_tuning.tasks.{name}" for name in ("glue", "superglue", "squad", "ner", "race")},
+    "inspect": "commands.inspect_checkpoint",
+    "gpu-check": "gpu_check",
+}
 TRAIN_PACKAGES = ("datasets", "evaluate", "filelock", "scipy", "sentencepiece", "sklearn")  # the extra "train"
 
 
@@ -49,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=partial(argparse.HelpFormatter, max_help_position=18, width=110),
         description="Train, inspect and convert DeBERTa models. Each command has a --help.",
         epilog="classify and multiple-choice are other names of glue and race. On several GPUs: accelerate launch -m "
-        "hf_deberta.commands.glue, or another of the first seven.",
+        "hf_deberta glue, or another of the first seven.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
     for name, summary in SCRIPTS.items():

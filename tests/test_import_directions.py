@@ -33,8 +33,6 @@ MAY_IMPORT = {
             "model",
             "training",
             "pretraining",
-            "fine_tuning",
-            "metrics",
             "demos",
         ),
         *("scoring", "tokenization_hf_deberta"),

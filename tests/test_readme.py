@@ -1,14 +1,12 @@
 """Documentation is checked: snippets run, commands parse, links resolve, numbers are those of benchmarks/results."""
 
 import csv
-import importlib
 import importlib.util
 import inspect
 import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from tokenizer_files import write_bpe
 from transformers import HfArgumentParser
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.__main__ import SCRIPTS
+from hf_deberta.__main__ import SCRIPTS, import_command
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
@@ -166,7 +164,7 @@ def commands_of(page: Path) -> list[tuple[str, str]]:
     text = page.read_text(encoding="utf-8").replace("\\\n", "").replace("$MODEL", "microsoft/deberta-v3-base")
     commands = re.findall(
         r"(?:^|`|python |    |accelerate launch[^`\n]*? )"
-        r"(?:run_(\w+)\.py|hf-deberta (\w+)|hf_deberta\.commands\.(\w+)) ([^`\n]*)",
+        r"(?:run_(\w+)\.py|hf-deberta (\w+)|-m hf_deberta (\w+)) ([^`\n]*)",
         text,
         flags=re.MULTILINE,
     )
@@ -183,8 +181,7 @@ def test_commands_have_the_flags_of_their_scripts(page):
     for task, flags in commands:
         if "--demo" in flags:
             continue
-        command = importlib.import_module(f"hf_deberta.commands.{task}").main
-        main = vars(sys.modules[command.__module__])
+        main = vars(import_command(task))
         if task in ("mlm", "rtd"):
             kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
             kinds += (PretrainingArguments,)

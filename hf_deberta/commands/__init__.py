@@ -1,1 +1,1 @@
-"""The commands of `hf-deberta`. Those that train also start with `accelerate launch -m hf_deberta.commands.glue`."""
+"""The commands of `hf-deberta` but for the fine-tuning tasks, which are in hf_deberta/fine_tuning/tasks."""

@@ -323,7 +323,3 @@ def run(args: argparse.Namespace) -> None:
     print(f"The model with EMD: {folder}, loaded back with AutoModelForMaskedLM and AutoTokenizer, gives ", end="")
     print("the same answers." if is_same else "DIFFERENT answers, which is a bug.")
     print(f"This took {time.monotonic() - started:.0f} seconds.")
-
-
-if __name__ == "__main__":
-    main()

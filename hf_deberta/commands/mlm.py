@@ -6,7 +6,7 @@ Train a new model and its tokenizer on one file:
 
 Continue pretraining from a released checkpoint, on several GPUs:
 
-    accelerate launch -m hf_deberta.commands.mlm \
+    accelerate launch -m hf_deberta mlm \
         --model_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' --bf16 \
         --output_dir my-domain-deberta
 
@@ -161,7 +161,3 @@ def make_model(
             "random, and is trained with the rest"
         )
     return model
-
-
-if __name__ == "__main__":
-    main()

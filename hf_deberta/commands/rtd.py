@@ -6,7 +6,7 @@ Train a new pair of generator and discriminator, and its tokenizer, on one file:
 
 Continue pretraining from a released pair, on several GPUs. Its generator lies beside the discriminator:
 
-    accelerate launch -m hf_deberta.commands.rtd \
+    accelerate launch -m hf_deberta rtd \
         --discriminator_name_or_path microsoft/deberta-v3-large --train_file 'notes/*.txt' \
         --bf16 --output_dir my-domain-deberta
 
@@ -175,7 +175,3 @@ def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRt
             return HfDebertaForRtdPretraining(config)
         names = (args.generator_name_or_path, args.discriminator_name_or_path)
         return HfDebertaForRtdPretraining.from_pair(*names, options=options, **args.pair_fields())
-
-
-if __name__ == "__main__":
-    main()

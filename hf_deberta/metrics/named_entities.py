@@ -1,53 +1,42 @@
-"""Precision, recall and F1 of whole named entities, as conlleval and seqeval count them, and accuracy of words.
+"""Precision, recall and F1 of whole named entities, as conlleval and seqeval count them, and accuracy of words."""
 
->>> import evaluate, hf_deberta
->>> metric = evaluate.load(hf_deberta.metrics.path("named_entities"))
->>> predictions, references = [["B-PER", "I-PER", "B-LOC"]], [["B-PER", "I-PER", "O"]]
->>> metric.compute(predictions=predictions, references=references)["precision"]
-0.5
-"""
-
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import datasets
-import evaluate
+from datasets import List
 
-from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
+from hf_deberta.metrics.evaluate_metric import TEXT, evaluate_metric
 
-INPUTS = """
-Args:
-    predictions: a list of tags for each sentence, in IOB2 or another scheme with prefixes, or without prefixes.
-    references: likewise.
-    by_type: return the metrics of each type too, as PER_f1, and the number of its entities, as PER_number.
-"""
+ENTITY_METRICS = ("precision", "recall", "f1")  # of all entities, or of each type
+PREFIXED_LABEL = re.compile(r"[BIESLU](-.+)?")
+Tags = Sequence[Sequence[str]]
 
 
-class NamedEntities(evaluate.Metric):
-    def _info(self) -> evaluate.MetricInfo:
-        tags = datasets.List(datasets.Value("string"))
-        features = datasets.Features({"predictions": tags, "references": tags})
-        return evaluate.MetricInfo(__doc__ or "", citation="", features=features, inputs_description=INPUTS)
+def named_entities(predictions: Tags, references: Tags, by_type: bool = False) -> dict[str, float]:
+    """Return precision, recall and F1 of the entities, and accuracy of the words.
 
-    def _compute(
-        self, predictions: list[list[str]], references: list[list[str]], by_type: bool = False
-    ) -> dict[str, float]:
-        scores = entity_scores(references, predictions)
-        types = scores.pop("types", {})
-        if by_type:
-            scores |= {f"{kind}_{name}": value for kind, values in types.items() for name, value in values.items()}
-        return scores
+    Args:
+        predictions: a list of tags for each sentence, in IOB2 or another scheme with prefixes, or without prefixes.
+        references: likewise.
+        by_type: return the metrics of each type too, as PER_f1, and the number of its entities, as PER_number.
+
+    >>> named_entities([["B-PER", "I-PER", "B-LOC"]], [["B-PER", "I-PER", "O"]])["precision"]
+    0.5
+    """
+    scores = entity_scores(references, predictions)
+    types = scores.pop("types", {})
+    if by_type:
+        scores |= {f"{kind}_{name}": value for kind, values in types.items() for name, value in values.items()}
+    return scores
 
 
-def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
+def entity_scores(gold: Tags, predicted: Tags) -> dict[str, Any]:
     """Return precision, recall and F1 of whole entities, as `conlleval` and `seqeval` count, and accuracy of words.
 
     A predicted entity is correct if its words and its type are. `types` has the metrics of each type. Of labels without
     prefixes, neighbours with the same label are an entity; if there is no O (parts of speech), only accuracy is
     returned.
-
-    >>> entity_scores([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])["precision"]
-    0.5
     """
     correct = sum(g == p for gs, ps in zip(gold, predicted, strict=True) for g, p in zip(gs, ps, strict=True))
     accuracy = {"accuracy": correct / max(1, sum(map(len, gold)))}
@@ -71,7 +60,7 @@ def _precision_recall_f1(gold: set, predicted: set) -> dict[str, float]:
     return dict(zip(ENTITY_METRICS, values, strict=True))
 
 
-def _all_entities(sentences: Sequence[Sequence[str]], prefixed: bool) -> set[tuple]:
+def _all_entities(sentences: Tags, prefixed: bool) -> set[tuple]:
     return {(*entity, index) for index, tags in enumerate(sentences) for entity in find_entities(tags, prefixed)}
 
 
@@ -90,3 +79,37 @@ def find_entities(tags: Sequence[str], prefixed: bool = True) -> set[tuple[str, 
         if tag.startswith("B"):
             start = index
     return entities
+
+
+def has_prefixes(labels: Iterable[str]) -> bool:
+    """Return whether the labels mark where entities begin (B-PER, I-PER). A mixture of both kinds is an error."""
+    entity_labels = sorted(set(labels) - {"O"})
+    prefixed = [label for label in entity_labels if PREFIXED_LABEL.fullmatch(label)]
+    plain = [label for label in entity_labels if label not in prefixed]
+    hyphenated = [label for label in prefixed if "-" in label]
+    if hyphenated and plain:
+        raise ValueError(
+            f"either all labels or none begin with B- or I-; {', '.join(hyphenated[:3])} do, and {plain[0]!r} does "
+            "not. Is the last column the label?"
+        )
+    return bool(prefixed) and not plain
+
+
+def tags_to_iob2(tags: Sequence[str]) -> list[str]:
+    """Convert IOB1, IOBES or BILOU to IOB2, where every entity begins with B- and goes on with I-.
+
+    >>> tags_to_iob2(["I-PER", "I-PER", "B-PER", "I-LOC", "O", "S-LOC"])
+    ['B-PER', 'I-PER', 'B-PER', 'B-LOC', 'O', 'B-LOC']
+    """
+    converted, last_prefix, last_type = [], "O", ""
+    for tag in tags:
+        prefix, _, entity_type = tag.partition("-")
+        if prefix != "O":
+            begins = prefix in "BSU" or last_prefix in "OESLU" or entity_type != last_type
+            tag = ("B" if begins else "I") + tag[1:]
+        converted.append(tag)
+        last_prefix, last_type = prefix, entity_type
+    return converted
+
+
+NamedEntities = evaluate_metric(named_entities, default={"predictions": List(TEXT), "references": List(TEXT)})

@@ -1,42 +1,26 @@
-"""The official metrics of SQuAD 2.0 in percent, with the best threshold on the odds of "no answer".
+"""The official metrics of SQuAD 2.0 in percent, with the best threshold on the odds of "no answer"."""
 
->>> import evaluate, hf_deberta
->>> metric = evaluate.load(hf_deberta.metrics.path("squad_v2"))
->>> predictions = [{"id": "1", "prediction_text": "Rome", "no_answer_probability": 0.1}]
->>> references = [{"id": "1", "answers": {"text": ["Rome"], "answer_start": [0]}}]
->>> metric.compute(predictions=predictions, references=references)["exact"]
-100.0
-"""
+from datasets import Value
 
-from typing import Any
-
-import datasets
-import evaluate
-
-from hf_deberta.metrics.squad import QUESTION, TEXT, compute_exact, compute_f1, normalize_answer, require_each_question
-
-INPUTS = """
-Args:
-    predictions: {"id", "prediction_text", "no_answer_probability"} of each question. The text is the best answer, also
-        where no answer is more likely; instead of a probability, any score that grows with it will do.
-    references: {"id", "answers": {"text": [...], "answer_start": [...]}}, with empty lists if there is no answer.
-    no_answer_threshold: above it, no answer is predicted.
-"""
+from hf_deberta.metrics.evaluate_metric import TEXT, evaluate_metric
+from hf_deberta.metrics.squad import QUESTION, Rows, best_scores, normalize_answer, require_each_question, texts_by_id
 
 
-class SquadV2(evaluate.Metric):
-    def _info(self) -> evaluate.MetricInfo:
-        prediction = {"id": TEXT, "prediction_text": TEXT, "no_answer_probability": datasets.Value("float64")}
-        features = datasets.Features({"predictions": prediction, "references": QUESTION})
-        return evaluate.MetricInfo(__doc__ or "", citation="", features=features, inputs_description=INPUTS)
+def squad_v2(predictions: Rows, references: Rows, no_answer_threshold: float = 1.0) -> dict[str, float]:
+    """Return the metrics of SQuAD 2.0, from rows.
 
-    def _compute(
-        self, predictions: list[dict[str, Any]], references: list[dict[str, Any]], no_answer_threshold: float = 1.0
-    ) -> dict[str, float]:
-        texts = {row["id"]: row["prediction_text"] for row in predictions}
-        null_odds = {row["id"]: row["no_answer_probability"] for row in predictions}
-        golds = {row["id"]: row["answers"]["text"] for row in references}
-        return squad_v2_scores(texts, golds, null_odds, no_answer_threshold)
+    Args:
+        predictions: {"id", "prediction_text", "no_answer_probability"} of each question. The text is the best answer,
+            also where no answer is more likely; instead of a probability, any score that grows with it will do.
+        references: {"id", "answers": {"text": [...], "answer_start": [...]}}, with empty lists if there is no answer.
+        no_answer_threshold: above it, no answer is predicted.
+
+    >>> prediction = {"id": "1", "prediction_text": "Rome", "no_answer_probability": 0.1}
+    >>> squad_v2([prediction], [{"id": "1", "answers": {"text": ["Rome"], "answer_start": [0]}}])["exact"]
+    100.0
+    """
+    null_odds = {row["id"]: row["no_answer_probability"] for row in predictions}
+    return squad_v2_scores(*texts_by_id(predictions, references), null_odds, no_answer_threshold)
 
 
 def squad_v2_scores(
@@ -53,15 +37,9 @@ def squad_v2_scores(
         null_odds: a score that grows with the odds of "no answer". Above `threshold` the prediction is empty. Adds
             best_exact, best_f1 and their thresholds, the best for these questions.
     """
-    require_each_question(texts, golds, "prediction")
     answerable = {x: bool(answers) for x, answers in golds.items()}
     golds = {x: [answer for answer in answers if normalize_answer(answer)] or [""] for x, answers in golds.items()}
-    answer_scores = {
-        "exact": {x: max(compute_exact(texts[x], gold) for gold in answers) for x, answers in golds.items()},
-        "f1": {
-            x: max(compute_f1(texts[x], gold, if_both_empty=1.0) for gold in answers) for x, answers in golds.items()
-        },
-    }
+    answer_scores = dict(zip(("exact", "f1"), best_scores(texts, golds, if_both_empty=1.0), strict=True))
     scores = answer_scores
     if null_odds is not None:
         require_each_question(null_odds, golds, "null odds")
@@ -100,3 +78,7 @@ def best_threshold(
         if score > best:
             best, threshold = score, null_odds[x]
     return 100 * best / len(answerable), threshold
+
+
+PREDICTION = {"id": TEXT, "prediction_text": TEXT, "no_answer_probability": Value("float64")}
+SquadV2 = evaluate_metric(squad_v2, default={"predictions": PREDICTION, "references": QUESTION})

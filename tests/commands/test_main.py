@@ -1,13 +1,12 @@
 """`hf-deberta` and `python -m hf_deberta`: each command starts, and mistakes are one line."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hf_deberta.__main__ import OTHERS, SCRIPTS, main
+from hf_deberta.__main__ import OTHERS, SCRIPTS, import_command, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,8 +22,9 @@ def test_help_lists_all_commands(capsys):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_are_commands(name, capsys, monkeypatch):
-    """The command, run_NAME.py and `accelerate launch -m` are one function."""
-    module = sys.modules[importlib.import_module(f"hf_deberta.commands.{name}").main.__module__]
+    """The command and run_NAME.py are one function."""
+    module = import_command(name)
+    assert module.main.__module__ == module.__name__
     script = ROOT / ("demo.py" if name == "demo" else f"run_{name}.py")
     assert f'import_command("{name}").main()' in script.read_text()
     monkeypatch.setattr(sys, "argv", ["hf-deberta", name, "--help"])

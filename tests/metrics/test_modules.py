@@ -1,4 +1,4 @@
-"""The metrics as modules of `evaluate`: loaded by path without network, and fed by two processes."""
+"""The metrics as functions and as modules of `evaluate`: loaded by path without network, fed by two processes."""
 
 import doctest
 import importlib
@@ -49,8 +49,31 @@ def test_every_metric_has_a_case():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_examples(name):
-    """They load the module by its path."""
-    assert doctest.testmod(importlib.import_module(f"hf_deberta.metrics.{name}")).failed == 0
+    """Of the functions."""
+    results = doctest.testmod(importlib.import_module(f"hf_deberta.metrics.{name}"))
+    assert results.failed == 0 and results.attempted
+
+
+def test_example_of_the_package():
+    """It loads a module by its path."""
+    assert doctest.testmod(hf_deberta.metrics).failed == 0
+
+
+@pytest.mark.parametrize(("name", "configuration"), CASES)
+def test_modules_equal_their_functions(name, configuration, tmp_path):
+    """Values, name, and the inputs in the help of `evaluate`."""
+    rows = CASES[name, configuration]
+    metric = evaluate.load(hf_deberta.metrics.path(name), configuration, cache_dir=str(tmp_path))
+    metric.add_batch(**rows)
+    assert metric.compute() == compute_metric(name, configuration, **rows)
+    assert metric.name == name and all(f"{column}: " in metric.inputs_description for column in rows)
+
+
+@pytest.mark.parametrize(("name", "configuration"), CASES)
+def test_inputs_of_different_lengths(name, configuration):
+    rows = CASES[name, configuration]
+    with pytest.raises((ValueError, IndexError)):
+        compute_metric(name, configuration, **(rows | {"predictions": rows["predictions"][:1]}))
 
 
 def one_of_two(rank, folder):

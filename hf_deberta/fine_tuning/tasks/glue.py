@@ -6,7 +6,7 @@ A GLUE task:
 
 Your own rows (one or two text columns, and `label`, which may hold lists of labels) on several GPUs, with SiFT:
 
-    accelerate launch -m hf_deberta.commands.glue \
+    accelerate launch -m hf_deberta glue \
         --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
         --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
 

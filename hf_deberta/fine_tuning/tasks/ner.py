@@ -7,7 +7,7 @@ CoNLL-2003, from a folder with train.txt, valid.txt and test.txt (a word per lin
 
 Your own files, as CoNLL columns, or as jsonl or parquet with lists of words and labels, on several GPUs:
 
-    accelerate launch -m hf_deberta.commands.ner \
+    accelerate launch -m hf_deberta ner \
         --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
         --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
 
@@ -51,7 +51,7 @@ from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, l
 from hf_deberta.fine_tuning.tasks.expand_rows import read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
+from hf_deberta.metrics.named_entities import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import check_rows, read_table, require_columns, source_of

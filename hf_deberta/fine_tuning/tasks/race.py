@@ -7,7 +7,7 @@ RACE, from a model fine-tuned on MNLI as in the paper:
 The official release of RACE, or your own rows (article, question, options, answer; or sent1, sent2, ending0, ending1,
 ..., label), on several GPUs, with SiFT:
 
-    accelerate launch -m hf_deberta.commands.race \
+    accelerate launch -m hf_deberta race \
         --model_name_or_path microsoft/deberta-v3-large --data_dir RACE --bf16 --sift \
         --output_dir race
 

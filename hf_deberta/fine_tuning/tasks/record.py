@@ -22,7 +22,8 @@ from hf_deberta.fine_tuning.answer_spans import WindowPart, window_parts
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
-from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.metrics import CONFIGURATIONS
+from hf_deberta.metrics.super_glue import record_scores
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.data_files import check_rows, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, input_errors
@@ -293,15 +294,7 @@ class Record(Task):
 
     def metrics(self, split: str, predicted: RankedEntities) -> dict[str, float]:
         rows = self.rows[split]
-        queries = [{"passage": 0, "query": row} for row in range(len(rows))]
-        texts = zip(queries, best_entities(predicted, rows), strict=True)
-        golds = zip(queries, rows["answers"], strict=True)
-        return compute_metric(
-            "super_glue",
-            "record",
-            predictions=[{"idx": idx, "prediction_text": text} for idx, text in texts],
-            references=[{"idx": idx, "answers": answers} for idx, answers in golds],
-        )
+        return record_scores(dict(enumerate(best_entities(predicted, rows))), dict(enumerate(rows["answers"])))
 
     def predicted_columns(self, split: str, predicted: RankedEntities) -> dict[str, list]:
         """Return the best entity, and up to five with their scores."""

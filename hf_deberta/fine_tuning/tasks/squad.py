@@ -7,7 +7,7 @@ SQuAD 2.0:
 The official files, or your own rows (id, context, question, and answers with text and answer_start), on several GPUs,
 with SiFT:
 
-    accelerate launch -m hf_deberta.commands.squad \
+    accelerate launch -m hf_deberta squad \
         --model_name_or_path microsoft/deberta-v3-large --train_file train-v2.0.json \
         --validation_file dev-v2.0.json --bf16 --sift --output_dir mine
 
@@ -41,7 +41,9 @@ from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
-from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.metrics import CONFIGURATIONS
+from hf_deberta.metrics.squad import squad_scores
+from hf_deberta.metrics.squad_v2 import squad_v2_scores
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, input_errors
@@ -251,14 +253,10 @@ class Squad(Task):
 
     def metrics(self, split: str, predicted: PredictedAnswers) -> dict[str, float]:
         rows = self.rows[split]
-        references = [{"id": x, "answers": golds} for x, golds in zip(rows["id"], rows["answers"], strict=True)]
-        predictions: list[dict] = [{"id": x, "prediction_text": text} for x, text in predicted.texts.items()]
+        golds = {x: answers["text"] for x, answers in zip(rows["id"], rows["answers"], strict=True)}
         if self.metric == "squad":
-            return compute_metric("squad", predictions=predictions, references=references)
-        for row in predictions:
-            row["no_answer_probability"] = predicted.null_odds[row["id"]]
-        threshold = self.data_args.null_score_diff_threshold
-        return compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=threshold)
+            return squad_scores(predicted.texts, golds)
+        return squad_v2_scores(predicted.texts, golds, predicted.null_odds, self.data_args.null_score_diff_threshold)
 
     def predicted_columns(self, split: str, predicted: PredictedAnswers) -> dict[str, list]:
         answers = list(predicted.predictions.values())

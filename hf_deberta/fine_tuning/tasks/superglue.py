@@ -6,7 +6,7 @@ ReCoRD:
 
 COPA from the official files, from a model fine-tuned on MNLI as in the paper, on several GPUs:
 
-    accelerate launch -m hf_deberta.commands.superglue \
+    accelerate launch -m hf_deberta superglue \
         --intermediate my-mnli --task_name copa --data_dir SuperGLUE/COPA --bf16 \
         --output_dir copa
 
