@@ -12,8 +12,11 @@ from hf_deberta.fine_tuning.trainer import FineTuningTrainer
 from hf_deberta.training.graphed_steps import GraphedStepsMixin
 from hf_deberta.training.run_identity import RunArguments
 
-STEPS = {"max_steps": 20, "logging_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-STEPS |= {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+STEPS = {
+    "max_steps": 20, "logging_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+    "eval_strategy": "steps", "eval_steps": 5, "per_device_eval_batch_size": 2, "save_strategy": "no",
+    "report_to": "none", "disable_tqdm": True,
+}  # fmt: skip
 
 
 def padded_rows(**labels):
@@ -33,7 +36,7 @@ def classifier_trainer(folder, model_class=HfDebertaForSequenceClassification, l
     rows = padded_rows(**(labels or {"labels": [0, 1, 1, 0]}))
     return FineTuningTrainer(
         model_class(HfDebertaConfig.from_preset("tiny", **(fields or {}))),
-        fine_tuning_arguments(folder, **arguments),
+        fine_tuning_arguments(folder, do_eval=True, **arguments),
         collate_padded,
         splits={"train": rows, "validation": rows},
     )

@@ -73,7 +73,7 @@ class DataArguments:
     preprocessing_num_workers: int | None = flag(None, "Number of tokenizing processes.")
 
     def __post_init__(self) -> None:
-        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples"):
+        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples", "pad_to_multiple_of"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name} must be at least 1, not {value}")

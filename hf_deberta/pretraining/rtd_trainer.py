@@ -99,7 +99,7 @@ class RtdTrainer(PretrainingTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def step_statistics(self) -> Iterable[torch.Tensor]:
-        return self.sums[True].values()
+        return [*self.sums[True].values(), *self.sums[False].values()]
 
     def reason_against_graphs(self) -> str | None:
         return "--decoupled" if self.decoupled else super().reason_against_graphs()

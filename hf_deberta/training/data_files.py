@@ -27,7 +27,7 @@ from datasets.table import MemoryMappedTable
 from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
-from hf_deberta.training.text_files import DIALECTS, describe, file_kind, hash_file, read_rows
+from hf_deberta.training.text_files import DIALECTS, describe, file_kind, hash_file, read_rows, shorten
 
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 ROWS_PER_BATCH = 1000  # in memory while rows are written
@@ -110,12 +110,28 @@ def _as_array(values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Arr
             array = pyarrow.array(values)
             fields = [pyarrow.schema([("", kind)]) for kind in (before or pyarrow.null(), array.type)]
             kind = pyarrow.unify_schemas(fields, promote_options="permissive").types[0]
-            if not {bool, float} <= set(map(type, values)):  # Arrow takes true for 1.0
+            if not mix_truth_and_numbers(values):  # Arrow takes true for 1.0
                 return array if array.type == kind else pyarrow.array(values, kind)
     texts = [None if value is None else json.dumps(value) for value in values]
     for text in filter(None, texts):
-        datasets.Json().decode_example(text)  # raises a ValueError for a too large number
+        try:
+            datasets.Json().decode_example(text)
+        except ValueError as error:
+            raise InputError(f"{shorten(text)} has a number beyond 64 bits: write it as text") from error
     return pyarrow.array(texts, MIXED)
+
+
+def mix_truth_and_numbers(values: Iterable[Any]) -> bool:
+    """Return whether true or false and a float stand at the same place in values of JSON."""
+    parts: dict[Any, list[Any]] = {}
+    for value in values:
+        for name, part in value.items() if isinstance(value, dict) else ():
+            parts.setdefault(name, []).append(part)
+        if isinstance(value, list):
+            parts.setdefault(None, []).extend(value)
+        elif isinstance(value, bool | float):
+            parts.setdefault(bool, []).append(type(value))
+    return len(set(parts.pop(bool, ()))) > 1 or any(map(mix_truth_and_numbers, parts.values()))
 
 
 def read_parquet(files: Sequence[str | Path], cache_dir: str | None = None, **options: Any) -> Any:

@@ -8,10 +8,12 @@ for each combination of shapes, inputs and gradients have fixed addresses, and w
 Clipping, optimizer, schedule and logging run as before. docs/gpu.md names what a graph cannot hold.
 """
 
+import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -23,9 +25,13 @@ from hf_deberta.engines.unpadding import round_up
 from hf_deberta.training.real_tokens import CountingCollator, RealTokensMixin
 
 WARMUP_CALLS = 2  # for each combination of shapes, they run eagerly: they compile kernels and fill caches
+LAST_TRY = 50  # calls after which there is no graph of gradients that were never finite
 MAX_GRAPHS = 32
 # of loss and gradient norm: cuBLAS may choose other kernels in a graph, and some gradients are summed in any order
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+
+PLAIN = (bool, int, float, str)  # settings of modules: rates of dropout, names of active adapters
+INTERNALS = vars(nn.Module()).keys()
 
 logger = logging.get_logger(__name__)
 
@@ -44,7 +50,7 @@ class GraphedSteps:
 
     Before that, the graph must compute what the step computes: if outputs or the norm of gradients differ, or if the
     step cannot be captured, all steps run eagerly, and a warning gives the reason. Gradients add up as in eager steps.
-    Weights may change in place; other weights mean new graphs.
+    Weights may change in place; other weights, or other settings of modules, mean new graphs.
 
     >>> step = GraphedSteps(model, compute)  # compute(inputs) runs forward and backward, and returns the loss
     >>> for batch in loader:
@@ -73,7 +79,7 @@ class GraphedSteps:
         self.pool = torch.cuda.graph_pool_handle() if pool is None and weight.is_cuda else pool
         self.stream = torch.cuda.Stream() if weight.is_cuda else None  # of eager steps and of captures
         self.reason: str | None = None  # why all steps run eagerly
-        self.addresses: list[tuple[int, bool]] = []
+        self.state: list[Any] = []
         self.forget()
 
     def forget(self) -> None:
@@ -87,7 +93,8 @@ class GraphedSteps:
             return self.step(inputs)
         key = *((name, shape_of(value)) for name, value in inputs.items()), self.model.training
         self.calls[key] += 1
-        if key not in self.graphs and self.calls[key] > WARMUP_CALLS and len(self.graphs) < MAX_GRAPHS:
+        is_due = WARMUP_CALLS < self.calls[key] <= LAST_TRY
+        if is_due and key not in self.graphs and len(self.graphs) < MAX_GRAPHS:
             self._try_to_capture(key, inputs)
         return self._replay(self.graphs[key], inputs) if key in self.graphs else self._run(inputs)
 
@@ -103,14 +110,14 @@ class GraphedSteps:
         return outputs
 
     def _may_replay(self, inputs: dict[str, Any]) -> bool:
-        """Return whether a graph holds all that the model does; drop the graphs of other weights."""
-        addresses, reason = inspect(self.model)
+        """Return whether a graph holds all that the model does; drop the graphs of another state of the model."""
+        state, reason = inspect(self.model)
         for name, value in inputs.items():
             if not isinstance(value, torch.Tensor | int | float | str | None):  # it may hold tensors
                 reason = f"the input {name} is a {type(value).__name__}"
-        if addresses != self.addresses:
+        if state != self.state:
             self.forget()
-            self.addresses = addresses
+            self.state = state
         if reason is not None:
             self._stop(reason)
         return reason is None
@@ -138,9 +145,10 @@ class GraphedSteps:
         devices = [self.device] if self.device.type == "cuda" else []
         restore = self._snapshot()
         try:
+            self._clear_gradients()
             with torch.random.fork_rng(devices):
-                expected = self._results(self._run(inputs))
-            if not all(bool(result.isfinite().all()) for result in expected):
+                *_, norm = expected = self._results(self._run(inputs))
+            if not norm.isfinite():
                 return  # fp16 looks for its scale
             fixed = {name: value.to(self.device, copy=True) for name, value in inputs.items() if torch.is_tensor(value)}
             gradients = []
@@ -148,9 +156,12 @@ class GraphedSteps:
                 if weight.grad is not None:
                     weight.grad = self.gradients.setdefault(weight, weight.grad)
                     gradients.append((weight, weight.grad))
+            drawn = host_random_states()
             replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool, self.stream)
+            if host_random_states() != drawn:
+                raise RuntimeError("it draws random numbers on the host")
             graph = Graph(replay, fixed, map_tensors(torch.Tensor.detach, outputs), gradients)
-            restore()
+            self._clear_gradients()
             with torch.random.fork_rng(devices):
                 found = self._results(self._replay(graph, inputs))
             error = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
@@ -163,6 +174,10 @@ class GraphedSteps:
             self._stop(f"a step cannot be captured, {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         finally:
             restore()
+
+    def _clear_gradients(self) -> None:
+        for weight in self.model.parameters():
+            weight.grad = None
 
     def _results(self, outputs: Any) -> list[torch.Tensor]:
         """Return the outputs, and the norm of all gradients."""
@@ -212,22 +227,34 @@ def shape_of(value: Any) -> Any:
 
 
 def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    difference = (found.float() - expected.float()).norm()
-    return float(difference / expected.float().norm()) if difference != 0 else 0.0
+    """Return the largest error, relative to the value and to the median of all: some may be masked by huge values."""
+    found, expected = found.detach().float(), expected.detach().float()
+    size = expected.abs() + expected.abs().median()
+    errors = (found - expected).abs() / size
+    return float(errors.masked_fill(found == expected, 0).max()) if found.numel() else 0.0
 
 
-def inspect(model: nn.Module) -> tuple[list[tuple[int, bool]], str | None]:
-    """Return the address of each weight and whether it is trained; and what a graph of this model would leave out."""
-    addresses, reason = [], None
+def host_random_states() -> tuple[Any, ...]:
+    return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+def inspect(model: nn.Module) -> tuple[list[Any], str | None]:
+    """Return addresses of weights, whether they are trained, and settings of modules; and what no graph would hold."""
+    state: list[Any] = []
+    reason = None
     if isinstance(model, DistributedDataParallel):
         reason = "DistributedDataParallel exchanges gradients"
     elif torch.is_anomaly_enabled() or has_global_hooks_or_modes():
         reason = "anomaly detection, a hook of all modules or a dispatch mode is on"
     for module in model.modules():
+        for name in vars(module).keys() - INTERNALS:
+            value = vars(module)[name]
+            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            state += [part for part in parts if isinstance(part, PLAIN)]
         functions = [function for registered in hooks(module) for function in registered.values()]
         for weight in (*module._parameters.values(), *module._buffers.values()):
             if weight is not None:
-                addresses.append((weight.data_ptr(), weight.requires_grad))
+                state.append((weight.data_ptr(), weight.requires_grad))
                 if type(weight) not in PLAIN_TENSORS:
                     reason = f"{type(module).__name__} has weights of type {type(weight).__name__}"
                 elif weight._backward_hooks or weight._post_accumulate_grad_hooks:
@@ -237,7 +264,7 @@ def inspect(model: nn.Module) -> tuple[list[tuple[int, bool]], str | None]:
             reason = f"{type(module).__name__} has a hook"
         elif module.training and getattr(module, "gradient_checkpointing", False):
             reason = "gradient checkpointing is on"
-    return addresses, reason
+    return state, reason
 
 
 class GraphedStepsMixin(RealTokensMixin):
@@ -250,10 +277,9 @@ class GraphedStepsMixin(RealTokensMixin):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.graphed: dict[Hashable, GraphedSteps] = {}
-        self.uses_graphs = has_graphs(self.args.device) and getattr(self.args, "cuda_graphs", "true") == "true"
-        reason = self.reason_against_graphs()
-        if self.uses_graphs and reason is not None:
-            self.uses_graphs = False
+        wanted, reason = getattr(self.args, "cuda_graphs", "true") == "true", self.reason_against_graphs()
+        self.uses_graphs = wanted and reason is None and has_graphs(self.args.device)
+        if wanted and reason is not None:
             logger.warning_once(f"steps run without CUDA graphs: {reason}")
         if self.uses_graphs and isinstance(self.data_collator, CountingCollator):
             self.data_collator.round_number = round_up
@@ -261,6 +287,7 @@ class GraphedStepsMixin(RealTokensMixin):
     def reason_against_graphs(self) -> str | None:
         """Return what in this trainer a graph would leave out, or None."""
         reasons = {
+            "there is no GPU": hasattr(self.args, "cuda_graphs") and not has_graphs(self.args.device),
             "there are several GPUs": self.args.world_size > 1 or self.args.n_gpu > 1,
             "DeepSpeed or FSDP computes the gradients": self.is_deepspeed_enabled or self.is_fsdp_enabled,
             "--torch_compile": self.args.torch_compile,

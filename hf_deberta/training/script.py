@@ -81,7 +81,7 @@ def check_flags(parser: ScriptParser, flags: Namespace) -> None:
     error, wrong = rehearse(parser, flags), []
     *_, kind = parser.dataclass_types
     for name, value in vars(flags).items() if error else ():
-        default = getattr(kind, name, value)
+        default = value if name.startswith("do_") else getattr(kind, name, value)
         with suppress(InputError):  # without this flag others do not fit
             if value != default and rehearse(parser, Namespace(**{**vars(flags), name: default})) != error:
                 wrong.append(as_words(name, value))

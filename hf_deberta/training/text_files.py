@@ -10,9 +10,11 @@ import csv
 import gzip
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -73,7 +75,7 @@ def read_json(file: str | Path) -> Any:
 def csv_records(lines: Iterator[str], file: str | Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row of a csv or tsv file, the header first, and the number of its first line.
 
-    A carriage return ends a row only before a line feed, or if the file has no line feed. Blank lines are no rows, but
+    Carriage returns end a row only before a line feed, or if the file has no line feed. Blank lines are no rows, but
     they are empty fields of a tsv file with one column.
     """
     csv.field_size_limit(2**31 - 1)  # as large as Windows allows
@@ -94,7 +96,7 @@ def csv_records(lines: Iterator[str], file: str | Path) -> Iterator[tuple[int, l
 def _mark_carriage_returns(line: str) -> str:
     if "\r" not in line:
         return line
-    text = line.removesuffix("\n").removesuffix("\r")
+    text = line.removesuffix("\n").rstrip("\r") if line.endswith("\n") else line.removesuffix("\r")
     return text.replace("\r", CARRIAGE_RETURN) + line[len(text) :]
 
 
@@ -116,7 +118,7 @@ def _json_rows(file: str | Path) -> Iterator[dict[str, Any]]:
     text = first[1].strip()
     if text[0] != "[" if file_kind(file) == "jsonl" else text[0] + text[-1] == "{}":
         for number, line in chain([first], lines):
-            yield require_object(parse_json(line, file, number), f"{file}, line {number}")
+            yield require_object(parse_json(line.rstrip(), file, number), f"{file}, line {number}")
         return
     yield from json_objects(read_json(file), file)
 
@@ -198,7 +200,13 @@ def _text_lines(file: str | Path) -> Iterator[tuple[int, str]]:
 
 
 def hash_file(file: str | Path) -> str:
-    """Return a hash of a file's content."""
+    """Return a hash of a file's content, read once in a process unless the file changes."""
+    state = os.stat(file)
+    return _hash_content(str(file), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+
+
+@lru_cache(maxsize=10_000)
+def _hash_content(file: str, *_: int) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

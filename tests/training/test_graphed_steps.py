@@ -13,6 +13,7 @@ from torch import nn
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.engines.unpadding import round_up
+from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.training import graphed_steps
 from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps
 
@@ -52,6 +53,9 @@ def test_a_run_with_graphs_is_the_eager_run(kind, device, tmp_path):
     trainer, graphed_logs, graphed_weights = trained(TRAINERS[kind], tmp_path / "graphed", device)
     steps = trainer.graphed["training"]
     assert steps.reason is None and steps.graphs
+    evaluations = [steps for kind, steps in trainer.graphed.items() if kind != "training"]
+    assert all(steps.graphs and steps.reason is None for steps in evaluations)
+    assert evaluations or isinstance(trainer, LanguageModelTrainer)  # which reads labels when it evaluates
     if device == "cpu":
         assert graphed_logs == logs
         assert all(map(torch.equal, graphed_weights, weights))
@@ -139,6 +143,46 @@ def test_other_weights_mean_new_graphs(device):
     assert both(device, use).eager == 3 * (WARMUP_CALLS + 2)
 
 
+def test_other_settings_of_modules_mean_new_graphs(device):
+    """A rate of dropout, or what adapters note in a dictionary or a list."""
+
+    def use(loop):
+        torch.manual_seed(1)
+        layer = loop.model.deberta.encoder.layer[0]
+        losses = loop.run()
+        for change in (lambda: setattr(layer.output.dropout, "p", 0.5), lambda: setattr(layer, "active", ["a"])):
+            change()
+            losses += loop.run()
+        return losses
+
+    assert both(device, use).eager == 3 * (WARMUP_CALLS + 2)
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_a_weight_without_a_gradient_keeps_none(graphed, device):
+    """Although an earlier micro-batch gave it one: an optimizer would move it with a gradient of 0."""
+    heads = nn.ModuleDict({name: nn.Linear(3, 1) for name in "ab"}).to(device)
+
+    def compute(inputs):
+        loss = heads[inputs["head"]](inputs["x"]).sum()
+        loss.backward()
+        return loss.detach()
+
+    step = GraphedSteps(heads, compute) if graphed else compute
+    for names in ["ab"] * 5 + ["b"]:
+        heads.zero_grad()
+        for name in names:
+            step({"head": name, "x": torch.ones(2, 3, device=device)})
+    assert heads["a"].weight.grad is None and heads["b"].weight.grad.tolist() == [[2.0, 2.0, 2.0]]
+    assert not graphed or len(step.graphs) == 2
+
+
+def test_errors_beside_masked_values_count():
+    masked = torch.tensor([torch.finfo(torch.float32).min, 1.0, 2.0, -torch.inf])
+    assert graphed_steps.relative_error(masked.clone(), masked) == 0
+    assert graphed_steps.relative_error(masked + torch.tensor([0, 0.5, 0, 0]), masked) > 0.1
+
+
 def test_rare_shapes_run_eagerly(device, monkeypatch):
     monkeypatch.setattr(graphed_steps, "MAX_GRAPHS", 1)
 
@@ -181,6 +225,10 @@ def reads_a_value(loop):
     loop.step.step = lambda inputs: compute(inputs) * (1 if float(inputs["labels"].sum()) else 2)
 
 
+def drops_layers(loop):
+    loop.step.step = lambda inputs: random.random() and loop.compute(inputs)
+
+
 def hooks_a_layer(loop):
     loop.model.deberta.encoder.layer[0].register_forward_hook(lambda *_: None)
 
@@ -195,6 +243,7 @@ def checkpoints_layers(loop):
 
 REASONS = {
     reads_a_value: "a step cannot be captured, RuntimeError",
+    drops_layers: "a step cannot be captured, RuntimeError: it draws random numbers on the host",
     hooks_a_layer: "HfDebertaLayer has a hook",
     hooks_a_weight: "a weight of Embedding has a hook",
     checkpoints_layers: "gradient checkpointing is on",

@@ -47,7 +47,7 @@ from hf_deberta.metrics.squad_v2 import squad_v2_scores
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.text_files import file_kind, json_objects, read_json, shorten
+from hf_deberta.training.text_files import DIALECTS, file_kind, json_objects, read_json, shorten
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
@@ -114,6 +114,8 @@ def read_squad(file: str | Path) -> Dataset:
     Files may be gzipped.
     """
     path, data = Path(file), None
+    if file_kind(path) in DIALECTS:
+        raise InputError(f"{path} is none of json, jsonl, parquet, which hold the lists of answers")
     if file_kind(path) == "json" and path.is_file():
         with suppress(InputError):  # one row per line, or an invalid file, which read_table reports
             document = read_json(path)
