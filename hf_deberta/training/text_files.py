@@ -75,11 +75,14 @@ def read_json(file: str | Path) -> Any:
 def csv_records(lines: Iterator[str], file: str | Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row of a csv or tsv file, the header first, and the number of its first line.
 
-    Carriage returns end a row only before a line feed, or if the file has no line feed. Blank lines are no rows, but
+    A carriage return ends a row only before a line feed, or if the file has no line feed. Blank lines are no rows, but
     they are empty fields of a tsv file with one column.
     """
     csv.field_size_limit(2**31 - 1)  # as large as Windows allows
     kind, first = file_kind(file), next(lines, "")
+    if first.endswith("\r\r\n"):  # Python's csv.writer on Windows, if the file was opened without newline=""
+        lines = (line.replace("\r\r\n", "\n") for line in chain([first], lines))
+        first = next(lines)
     parts = [first] if first.endswith("\n") else re.split("(?<=\r)", first)
     rows = csv.reader(map(_mark_carriage_returns, chain(parts, lines)), **DIALECTS[kind])
     number, columns = 1, 0
@@ -96,7 +99,7 @@ def csv_records(lines: Iterator[str], file: str | Path) -> Iterator[tuple[int, l
 def _mark_carriage_returns(line: str) -> str:
     if "\r" not in line:
         return line
-    text = line.removesuffix("\n").rstrip("\r") if line.endswith("\n") else line.removesuffix("\r")
+    text = line.removesuffix("\n").removesuffix("\r")
     return text.replace("\r", CARRIAGE_RETURN) + line[len(text) :]
 
 

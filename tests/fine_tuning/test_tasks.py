@@ -39,8 +39,8 @@ FILES = ("glue", "squad", "ner", "race", "superglue")
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("flag", ["max_train_samples", "max_eval_samples", "max_predict_samples"])
-def test_numbers_of_rows_are_positive(name, flag):
+@pytest.mark.parametrize("flag", ["max_train_samples", "max_eval_samples", "max_predict_samples", "pad_to_multiple_of"])
+def test_numbers_are_positive(name, flag):
     """In every script: each has a subclass of DataArguments."""
     values = vars(importlib.import_module(f"hf_deberta.fine_tuning.tasks.{name}")).values()
     arguments = next(value for value in values if isinstance(value, type) and value.__bases__ == (DataArguments,))

@@ -60,7 +60,8 @@ def write(tmp_path, name: str, rows: list | str | bytes) -> str:
         ("a.json", '[{"a": 1},\n{"a" 2}]', "a.json, line 2, column 6: not valid JSON"),
         ("a.json", '[{"a": 1},\n5]', "a.json, row 2 holds a number, 5; a row must be"),
         ("a.jsonl", '{"a": 1, "a": 2}\n', "a.jsonl, line 1: an object has 'a' more than once"),
-        ("a.jsonl", '{"a": 18446744073709551616}\n', "a.jsonl: Value is too big"),
+        ("a.jsonl", '{"a": 18446744073709551616}\n', "a.jsonl: '18446744073709551616' has a number beyond 64"),
+        ("a.jsonl", '{"a": 1}\n{"a": 2\n{"a": 3}\n', "a.jsonl, line 2, column 8: not valid JSON"),
         # csv and tsv
         ("a.csv", "a,b\nx,1\nz,2,3\n", "a.csv, line 3 has 3 fields, and the header 2"),
         ("a.csv", 'a,b\nx,1\ny,"2\nz,3\n', "a.csv, line 3: .*end of data: is a quotation mark missing"),
@@ -144,6 +145,10 @@ def test_values_of_json_stay_what_they_are(tmp_path):
     assert table["a"][0] == "2024-05-06T07:08:09Z" and table["b"][0] == {"d": "2024-05-06", "c": None}
     assert list(table)[-2:] == [{"a": "x", "b": {"d": None, "c": [1]}, "e": 2.0}, {"a": None, "b": None, "e": 2.5}]
     mixed = [5, "5", True, None, 2.5, ["2024-05-06"], {"c": "x"}, 2**60]
+    nested = [{"c": [True]}, {"c": [2.5]}], [{"c": True, "d": 2.5}, {"c": False, "d": 1.0}]
+    for values in nested:
+        given = [{"a": value} for value in values]
+        assert repr([*read_table(write(tmp_path, "a.jsonl", given))]) == repr(given)
     for values in (mixed, [True, 2.5], [1, 2**63], [2**60 + 1, *[2.5] * 1000]):
         given = [{"a": value} for value in values]
         found = read_table(write(tmp_path, "a.json", json.dumps(given)))["a"][:]
@@ -154,6 +159,7 @@ def test_values_of_json_stay_what_they_are(tmp_path):
     ("a.csv", "a,b\nx\ry,1\r\n\nz,\n", [["x\ry", "1"], ["z", None]]),
     ("a.csv", 'a,b\n"x\r\ny",1\n"\r",2\r', [["x\r\ny", "1"], ["\r", "2"]]),
     ("a.tsv", "a\tb\r\n\rx\r\r\t1\r\r\n", [["\rx\r\r", "1\r"]]),
+    ("a.csv", 'a,b\r\r\nx,1\r\r\n"y\r\r\n\rz",2\r\r\n', [["x", "1"], ["y\n\rz", "2"]]),  # written on Windows
     ("a.csv", "a,b\rx,1\ry,2\r", [["x", "1"], ["y", "2"]]),  # as Excel for Mac may write it
     ("a.tsv", "\na\n\nx\n\n", [[None], ["x"], [None]]),  # each line is a row
     ("a.csv", "a\n\nx\n\"\"\n", [["x"], [None]]),  # csv.writer quotes an empty field

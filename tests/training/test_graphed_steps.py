@@ -297,6 +297,11 @@ def test_scripts_have_no_graphs_unless_they_are_asked_for(device, tmp_path):
         assert trainer.uses_graphs is expected
 
 
+def test_graphs_without_a_gpu_are_warned_of(tmp_path, warnings_so_far):
+    assert not classifier(tmp_path, cuda_graphs="true").uses_graphs
+    assert "steps run without CUDA graphs: there is no GPU" in warnings_so_far()
+
+
 def test_fp16_finds_its_scale_first(device):
     """Steps that overflow are not compared; a graph follows as soon as they are finite."""
     scaler, loop = torch.amp.GradScaler(device, init_scale=2.0**18), Loop(device)
