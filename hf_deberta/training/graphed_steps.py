@@ -247,8 +247,9 @@ def inspect(model: nn.Module) -> tuple[list[Any], str | None]:
     elif torch.is_anomaly_enabled() or has_global_hooks_or_modes():
         reason = "anomaly detection, a hook of all modules or a dispatch mode is on"
     for module in model.modules():
-        for name in vars(module).keys() - INTERNALS:
-            value = vars(module)[name]
+        attributes = vars(module)
+        for name in attributes.keys() - INTERNALS:
+            value = attributes[name]
             parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
             state += [part for part in parts if isinstance(part, PLAIN)]
         functions = [function for registered in hooks(module) for function in registered.values()]
@@ -262,7 +263,7 @@ def inspect(model: nn.Module) -> tuple[list[Any], str | None]:
         # those of Transformers return outputs of layers, or add noise, which a graph does too
         if functions and not all(getattr(each, "__module__", "").startswith("transformers.") for each in functions):
             reason = f"{type(module).__name__} has a hook"
-        elif module.training and getattr(module, "gradient_checkpointing", False):
+        elif module.training and attributes.get("gradient_checkpointing"):
             reason = "gradient checkpointing is on"
     return state, reason
 
