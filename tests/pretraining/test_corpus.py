@@ -342,6 +342,16 @@ def test_bad_files(tmp_path, text_file):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_files_without_rows(tmp_path, tokenizer, streaming):
+    (tmp_path / "corpus.csv").write_text("text\n")
+    arguments = CorpusArguments(
+        train_file=[str(tmp_path / "corpus.csv")], streaming=streaming, validation_split_percentage=0
+    )
+    with pytest.raises(InputError, match=r"^\S*corpus.csv: there are no rows$"):
+        Corpus(arguments, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
 def test_shards_of_datatrove(tmp_path, kind, streaming):
     """JsonlWriter writes 00000.jsonl.gz, ParquetWriter 000_00000.parquet. Of parquet only the text is read."""
