@@ -408,9 +408,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         reading the boundaries would wait for the device.
 
         `num_real_tokens` is the sum of an `attention_mask` [B, N] whose rows are padded on the right, none of them
-        empty. With it a GPU leaves out padding too: it need not wait until the mask can be read. A wrong number gives
-        wrong outputs or a failed assertion of the device there, and a ValueError on the CPU. Saved folders without the
-        package hf_deberta ignore it.
+        empty, or up to an eighth more, by `engines.unpadding.round_up`. With it a GPU leaves out padding too: it need
+        not wait until the mask can be read. A wrong number gives wrong outputs or a failed assertion of the device
+        there, and a ValueError on the CPU. Saved folders without the package hf_deberta ignore it.
         """
         flags = self.output_flags(**kwargs)
         embeddings, layout = self.start(

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves, tree_map
+from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.engines.guards import PLAIN_TENSORS, has_global_hooks_or_modes, hooks
@@ -206,6 +207,11 @@ def has_graphs(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def wants_graphs(args: TrainingArguments) -> bool:
+    """Return whether graphs are wanted: a Trainer whose arguments have no `cuda_graphs` wants what its class gives."""
+    return getattr(args, "cuda_graphs", "true") == "true"
+
+
 def capture(call: Callable[[], Any], pool: Any, stream: Any) -> tuple[Callable[[], None], Any]:
     """Return what replays the kernels of a call, and the call's results, which each replay overwrites."""
     needed = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()  # by the largest step so far
@@ -278,7 +284,7 @@ class GraphedStepsMixin(RealTokensMixin):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.graphed: dict[Hashable, GraphedSteps] = {}
-        wanted, reason = getattr(self.args, "cuda_graphs", "true") == "true", self.reason_against_graphs()
+        wanted, reason = wants_graphs(self.args), self.reason_against_graphs()
         self.uses_graphs = wanted and reason is None and has_graphs(self.args.device)
         if wanted and reason is not None:
             logger.warning_once(f"steps run without CUDA graphs: {reason}")
