@@ -37,14 +37,13 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
-from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError, describe, input_errors
 from hf_deberta.training.text_files import (
     BYTE_ORDER_MARK,
     CARRIAGE_RETURN,
     DAMAGED,
     DIALECTS,
     csv_records,
-    describe,
     file_kind,
     parse_json,
     require_object,

@@ -36,9 +36,9 @@ from hf_deberta.training.data_files import (
     set_source,
     warn_of_shared_files,
 )
-from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError, describe, input_errors
 from hf_deberta.training.json_files import read_json_object
-from hf_deberta.training.text_files import describe, file_kind, hash_file, read_documents, read_rows
+from hf_deberta.training.text_files import file_kind, hash_file, read_documents, read_rows
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 DOCUMENTS_PER_BATCH = 1000  # tokenized together

@@ -26,8 +26,8 @@ from datasets.fingerprint import Hasher
 from datasets.table import MemoryMappedTable
 from transformers.utils import logging
 
-from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
-from hf_deberta.training.text_files import DIALECTS, describe, file_kind, hash_file, read_rows, shorten
+from hf_deberta.training.errors import InputError, RowError, describe, input_errors, name_rows, shorten
+from hf_deberta.training.text_files import DIALECTS, file_kind, hash_file, read_rows
 
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 ROWS_PER_BATCH = 1000  # in memory while rows are written

@@ -157,3 +157,22 @@ def full_disk_message(error: BaseException) -> str | None:
             )
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+# Values in messages
+
+TYPE_NAMES = {
+    str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object",
+    type(None): "null",
+}  # fmt: skip
+
+
+def shorten(value: object, length: int = 80) -> str:
+    """Return the repr of a value, cut to `length` characters."""
+    text = repr(value)
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
+def describe(value: object) -> str:
+    """Return the value and its type, for a message: "a number, 5"."""
+    return "null" if value is None else f"{TYPE_NAMES.get(type(value), type(value).__name__)}, {shorten(value)}"

@@ -19,7 +19,7 @@ from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from hf_deberta.training.errors import InputError, one_line
+from hf_deberta.training.errors import InputError, describe, one_line
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -32,10 +32,6 @@ DIALECTS: dict[str, dict[str, Any]] = {
 CARRIAGE_RETURN = "\udc0d"  # stands for one inside a line, which csv.reader would end; no UTF-8 holds this character
 # An escape in JSON; its group is half of a surrogate pair, which no text has.
 ESCAPE = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.")
-TYPE_NAMES = {
-    str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object",
-    type(None): "null",
-}  # fmt: skip
 
 
 def file_kind(file: str | Path) -> str:
@@ -212,17 +208,3 @@ def hash_file(file: str | Path) -> str:
 def _hash_content(file: str, *_: int) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-# 3. Values in messages
-
-
-def shorten(value: Any, length: int = 80) -> str:
-    """Return the repr of a value, cut to `length` characters."""
-    text = repr(value)
-    return text if len(text) <= length else f"{text[:length]}..."
-
-
-def describe(value: Any) -> str:
-    """Return the value and its type, for a message: "a number, 5"."""
-    return "null" if value is None else f"{TYPE_NAMES.get(type(value), type(value).__name__)}, {shorten(value)}"

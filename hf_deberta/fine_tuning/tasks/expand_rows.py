@@ -9,8 +9,7 @@ import pyarrow
 from datasets import Dataset, Value
 
 from hf_deberta.training.data_files import check_rows, info_of, is_csv, set_source
-from hf_deberta.training.errors import InputError, one_line
-from hf_deberta.training.text_files import TYPE_NAMES, describe
+from hf_deberta.training.errors import TYPE_NAMES, InputError, describe, one_line
 
 
 def expand_rows(

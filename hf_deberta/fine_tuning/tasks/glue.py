@@ -54,8 +54,7 @@ from hf_deberta.fine_tuning.tasks.submission import submission_command, write_pr
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import csv_text, is_csv, place_of_rows, require_columns, source_of
-from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.text_files import shorten
+from hf_deberta.training.errors import InputError, RowError, input_errors, shorten
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")

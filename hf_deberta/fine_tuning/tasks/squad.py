@@ -46,8 +46,8 @@ from hf_deberta.metrics.squad import squad_scores
 from hf_deberta.metrics.squad_v2 import squad_v2_scores
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
-from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.text_files import DIALECTS, file_kind, json_objects, read_json, shorten
+from hf_deberta.training.errors import InputError, input_errors, shorten
+from hf_deberta.training.text_files import DIALECTS, file_kind, json_objects, read_json
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}

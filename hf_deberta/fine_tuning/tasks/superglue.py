@@ -61,8 +61,7 @@ from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
-from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.text_files import describe
+from hf_deberta.training.errors import InputError, describe, input_errors
 
 DIAGNOSTICS = ("axb", "axg")
 METRICS = CONFIGURATIONS["super_glue"]
