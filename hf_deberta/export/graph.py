@@ -5,8 +5,8 @@ the largest distance with a row of its own, W = 2N columns of the tables in use.
 
 What differs from the model:
 
-- Weights of linear layers are stored transposed, as MatMul reads them. Query, key and value are one product, and the
-  scale is part of the query's weights. Runtimes prepack and quantize weights only if they are constants.
+- Weights of linear layers are stored transposed, as MatMul reads them. Key and value are one product, and the scale is
+  part of the query's weights. Runtimes prepack and quantize weights only if they are constants.
 - The relative table is projected once, before the export. It is laid out by distance, -s ... s, so a forward pass reads
   the rows of its distances and computes no table. Distances beyond s share the rows of s: there is no largest length.
 - In a packed row, dense products run on [1, T] and attention on [documents, longest document].
@@ -23,7 +23,7 @@ from torch import nn
 
 from hf_deberta.export.transformers_format import check_no_adapters
 from hf_deberta.model.attention_sdpa import distance_tables
-from hf_deberta.model.batch_layout import BatchLayout
+from hf_deberta.model.batch_layout import AttentionMask, BatchLayout
 from hf_deberta.model.modeling_heads import (
     HfDebertaForEntityChoice,
     HfDebertaForMultipleChoice,
@@ -112,7 +112,6 @@ class GraphAttention(nn.Module):
         bias = torch.cat([query.bias * scale, key_bias, value.bias])
         size = len(query.weight)
         self.query, self.key_value = GraphLinear(weight[:size], bias[:size]), GraphLinear(weight[size:], bias[size:])
-        self.query_key_value = GraphLinear(weight, bias)
         falling = rising = constant = None
         positions = attention.table_projection().relative_positions(table, window, attention)
         if positions is not None:
@@ -122,37 +121,38 @@ class GraphAttention(nn.Module):
         self.register_buffer("rising", None if rising is None else rising.float())
         self.register_buffer("constant", None if constant is None else constant.flip(1)[:, None].float())
 
+    def project_keys(
+        self, states: torch.Tensor, graph_layout: GraphLayout, layout: BatchLayout
+    ) -> tuple[torch.Tensor, torch.Tensor, GraphLayout]:
+        """Keys and values of states [B, N, hidden], or [1, T, hidden], and what `forward` needs beside them."""
+        key, value = self.split(self.key_value(states), graph_layout.tokens)
+        return key, value, graph_layout
+
     def forward(
         self,
-        hidden_states: torch.Tensor,  # [B, N, hidden], or [1, T, hidden]
-        graph_layout: GraphLayout,
-        layout: BatchLayout,
-        query_states: torch.Tensor,  # [B, N, hidden]; [B, 1, hidden] or [1, documents, hidden] with query_positions
-        query_positions: torch.Tensor | None = None,  # of the first real tokens
-        projected: tuple[torch.Tensor, torch.Tensor] | None = None,
+        states: torch.Tensor,  # [B, N, hidden]; [B, 1, hidden] or [1, documents, hidden] with positions
+        keys: tuple[torch.Tensor, torch.Tensor, GraphLayout],
+        mask: AttentionMask,  # whose query positions, if any, are those of the first real tokens
         output_attentions: bool = False,
-    ) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
-        """States of the queries, no probabilities, and keys and values for another call."""
-        if query_states is hidden_states:
-            query, key, value = self.split(self.query_key_value(hidden_states), graph_layout.tokens)
+    ) -> tuple[torch.Tensor, None]:
+        """The context of the queries, and no probabilities."""
+        key, value, graph_layout = keys
+        query, query_positions = self.query(states), mask.query_positions
+        if query_positions is None:
+            (query,) = self.split(query, graph_layout.tokens)
         else:
-            key, value = projected or self.split(self.key_value(hidden_states), graph_layout.tokens)
-            query = self.query(query_states)
-            if query_positions is None:
-                (query,) = self.split(query, graph_layout.tokens)
-            else:
-                query = query.reshape(key.shape[0], 1, self.heads, -1).transpose(1, 2)
+            query = query.reshape(key.shape[0], 1, self.heads, -1).transpose(1, 2)
         terms = self.window_terms if query_positions is None else self.first_terms
         scores = query @ key.mT
         for term in terms(query, key, graph_layout):
             scores = scores + term
         if graph_layout.hidden is not None:
             scores = scores + graph_layout.hidden
-        states = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)  # [B, N or 1, hidden]
+        context = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)  # [B, N or 1, hidden]
         if graph_layout.places is not None:
-            states = states.flatten(0, 1)
-            states = (states if query_positions is not None else states[graph_layout.places])[None]
-        return states, None, (key, value)
+            context = context.flatten(0, 1)
+            context = (context if query_positions is not None else context[graph_layout.places])[None]
+        return context, None
 
     def split(self, states: torch.Tensor, tokens: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """[B, N, parts x hidden] to parts of [B, H, N, d]; a packed row becomes one row per document."""

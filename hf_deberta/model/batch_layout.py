@@ -193,11 +193,11 @@ class BatchLayout:
         attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
         return cls(attention, token_mask, documents, position_ids, length, device)
 
-    def mask_of(self, query_positions: torch.Tensor | None) -> AttentionMask:
-        """The attention mask of queries at positions [B, Q]; None for all of them."""
-        if query_positions is None:
-            return self.attention_mask
-        return replace(self.attention_mask, query_positions=query_positions)
+    def for_queries(self, positions: torch.Tensor | None) -> "BatchLayout":
+        """This layout for queries at positions [B, Q]; None for all of them."""
+        if positions is None:
+            return self
+        return replace(self, attention_mask=replace(self.attention_mask, query_positions=positions))
 
     def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
         """Positions [B or 1, N] for absolute position embeddings: as given, or counted from the first real token.

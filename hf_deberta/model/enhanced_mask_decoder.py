@@ -316,10 +316,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         """
         encoder = self.deberta.encoder
         absolute = self.deberta.embeddings.absolute_embeddings(layout)
-        query_states = gather_positions(states + absolute, query_positions)
-        table = encoder.position_table(layout)
-        steps = self.config.emd_steps
-        return encoder.layer[-1](states, table, layout, query_states, query_positions, steps=steps)[0]
+        query_states, layout = gather_positions(states + absolute, query_positions), layout.for_queries(query_positions)
+        return encoder.layer[-1](states, encoder.position_table(layout), layout, query_states, self.config.emd_steps)[0]
 
     def _with_last_layer(
         self, encoded: BaseModelOutput, layout: BatchLayout, output_hidden_states: bool | int | list[int]

@@ -18,7 +18,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention import attention_scale, disentangled_attention
-from .batch_layout import BatchLayout, check_one_document, unpadded
+from .batch_layout import AttentionMask, BatchLayout, check_one_document, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, may_hold_padding, product_dtype, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
@@ -94,11 +94,13 @@ class HfDebertaEmbeddings(nn.Module):
 
 
 class ProjectedKeys(NamedTuple):
-    """Projections that do not depend on the queries; the steps of the enhanced mask decoder share them."""
+    """What attention needs of the tokens that queries attend to."""
 
     key: torch.Tensor  # [B, H, N, d]
     value: torch.Tensor  # [B, H, N, d]
     relative: RelativePositions | None
+    states: torch.Tensor  # [B, N, hidden], the tokens' states
+    inputs: torch.Tensor  # the same in the type of products: each of three projections would cast them
 
 
 class HfDebertaSelfAttention(nn.Module):
@@ -124,32 +126,34 @@ class HfDebertaSelfAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,  # [B, N, hidden], for keys and values
-        position_table: torch.Tensor | None,  # [R, hidden]
-        layout: BatchLayout,
-        query_states: torch.Tensor | None = None,  # [B, Q, hidden], by default hidden_states
-        query_positions: torch.Tensor | None = None,  # [B, Q]
-        projected: ProjectedKeys | None = None,
+        states: torch.Tensor,  # [B, Q, hidden], of the queries
+        keys: ProjectedKeys,
+        mask: AttentionMask,
         output_attentions: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, ProjectedKeys]:
-        """States [B, Q, hidden], probabilities if requested, and the projected keys and values for another call."""
-        inputs = hidden_states.to(product_dtype(hidden_states))  # each of three projections would cast them
-        if query_states is None or query_states is hidden_states:
-            query_states = inputs
-        if projected is None:
-            projected = self.project_keys_and_values(inputs, position_table, layout)
-        query = linear(self.query_proj, query_states)
-        states, probabilities = disentangled_attention(
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The context [B, Q, hidden] of each query, and attention probabilities if requested."""
+        query = linear(self.query_proj, keys.inputs if states is keys.states else states)
+        context, probabilities = disentangled_attention(
             split_heads(query, self.head_size),
-            projected.key,
-            projected.value,
-            projected.relative,
-            layout.mask_of(query_positions),
+            keys.key,
+            keys.value,
+            keys.relative,
+            mask,
             scale=self.scale,
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend=self.backend(output_attentions),
         )
-        return states.transpose(1, 2).flatten(2), probabilities if output_attentions else None, projected
+        return context.transpose(1, 2).flatten(2), probabilities if output_attentions else None
+
+    def project_keys(
+        self, states: torch.Tensor, position_table: torch.Tensor | None, layout: BatchLayout
+    ) -> ProjectedKeys:
+        """Keys and values of states [B, N, hidden], and the position terms from the table [R, hidden]."""
+        relative = self.table_projection().relative_positions(position_table, layout.window, self)
+        inputs = states.to(product_dtype(states))
+        key = split_heads(linear(self.key_proj, inputs), self.head_size)
+        value = split_heads(linear(self.value_proj, inputs), self.head_size)
+        return ProjectedKeys(key, value, relative, states, inputs)
 
     def backend(self, output_attentions: bool) -> str:
         """The configured backend, or "eager" for attention probabilities."""
@@ -157,14 +161,6 @@ class HfDebertaSelfAttention(nn.Module):
         if output_attentions and backend not in ("auto", "eager"):
             logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
         return "eager" if output_attentions else backend
-
-    def project_keys_and_values(
-        self, hidden_states: torch.Tensor, position_table: torch.Tensor | None, layout: BatchLayout
-    ) -> ProjectedKeys:
-        relative = self.table_projection().relative_positions(position_table, layout.window, self)
-        key = split_heads(linear(self.key_proj, hidden_states), self.head_size)
-        value = split_heads(linear(self.value_proj, hidden_states), self.head_size)
-        return ProjectedKeys(key, value, relative)
 
     def table_projection(self) -> TableProjection:
         """The projection of the relative table: with the content's matrices (v2, v3), or with its own (v1)."""
@@ -195,12 +191,19 @@ class HfDebertaResidual(nn.Module):
 
 
 class HfDebertaAttention(nn.Module):
-    """Self-attention (`self`) and its output (`output`); `HfDebertaLayer` calls the two."""
+    """Self-attention and its residual connection."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.self = HfDebertaSelfAttention(config)
         self.output = HfDebertaResidual(config, config.hidden_size)
+
+    def forward(
+        self, states: torch.Tensor, keys: ProjectedKeys, mask: AttentionMask, output_attentions: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """New states [B, Q, hidden] of the queries, and attention probabilities if requested."""
+        context, probabilities = self.self(states, keys, mask, output_attentions)
+        return self.output(context, states), probabilities
 
 
 class HfDebertaIntermediate(nn.Module):
@@ -216,7 +219,7 @@ class HfDebertaIntermediate(nn.Module):
 
 
 class HfDebertaLayer(GradientCheckpointingLayer):
-    """One encoder layer. With `query_states` only these are computed; keys and values come from `hidden_states`."""
+    """One encoder layer: attention, then the feed-forward layer."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
@@ -229,22 +232,15 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         hidden_states: torch.Tensor,  # [B, N, hidden]
         position_table: torch.Tensor | None,  # [R, hidden]
         layout: BatchLayout,
-        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
-        query_positions: torch.Tensor | None = None,  # [B, Q]
-        steps: int = 1,
+        query_states: torch.Tensor | None = None,  # [B, Q, hidden]; `layout.for_queries` has their positions
+        steps: int = 1,  # how often the layer is applied to the queries, with the same keys and values
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """New states of the queries (by default of all tokens), and attention probabilities if requested.
-
-        `steps`: how often the layer is applied to the queries, with the same keys and values.
-        """
-        projected = None
+        """New states of the queries, by default of all tokens, and attention probabilities if requested."""
         states = hidden_states if query_states is None else query_states
+        keys = self.attention.self.project_keys(hidden_states, position_table, layout)
         for _ in range(steps):
-            attended, probabilities, projected = self.attention.self(
-                hidden_states, position_table, layout, states, query_positions, projected, output_attentions
-            )
-            attended = self.attention.output(attended, states)
+            attended, probabilities = self.attention(states, keys, layout.attention_mask, output_attentions)
             states = self.output(self.intermediate(attended), attended)
         return states, probabilities
 
@@ -324,10 +320,14 @@ class HfDebertaEncoder(nn.Module):
         last = len(self.layer) - 1
         last_layer_for_all_tokens = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
         for i, layer in enumerate(list(self.layer)[:-1] if skip_last else self.layer):
-            positions = query_positions if i == last and not last_layer_for_all_tokens else None
-            queries = None if positions is None else gather_positions(hidden_states, positions)
+            query_states = None
+            if i == last and query_positions is not None and not last_layer_for_all_tokens:
+                query_states, layout = (
+                    gather_positions(hidden_states, query_positions),
+                    layout.for_queries(query_positions),
+                )
             hidden_states, probabilities = layer(
-                hidden_states, table, layout, queries, positions, output_attentions=output_attentions
+                hidden_states, table, layout, query_states, output_attentions=output_attentions
             )
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, layout.token_mask, layout.documents)

@@ -66,12 +66,11 @@ class FusedLayer(NoneInCopies):
         hidden_states: torch.Tensor,  # [B, N, hidden]
         layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]
-        query_positions: torch.Tensor | None = None,  # [B, Q]
         steps: int = 1,
         backend: str = "auto",
     ) -> torch.Tensor:
         """New states of the queries (by default of all tokens), [B, Q, hidden]; the arguments of `HfDebertaLayer`."""
-        mask, rows = layout.mask_of(query_positions), pad_rows(hidden_states.flatten(0, 1))
+        mask, rows = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1))
         if query_states is None and steps == 1:
             batch, tokens, _ = hidden_states.shape
             attended = self.attention.attend_whole_texts(self.query_key_value(rows), mask, (batch, tokens), backend)

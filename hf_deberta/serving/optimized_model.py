@@ -70,13 +70,12 @@ class OptimizedLayer(UndoneByTraining, HfDebertaLayer):
         hidden_states: torch.Tensor,  # [B, N, hidden]
         position_table: torch.Tensor | None,  # [R, hidden]
         layout: BatchLayout,
-        *queries: Any,
+        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
+        steps: int = 1,
         output_attentions: bool = False,
-        **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """New states of the queries, which `HfDebertaLayer.forward` describes."""
         if output_attentions or not isinstance(layout.window, FusedWindow):
-            options["output_attentions"] = output_attentions
-            return super().forward(hidden_states, position_table, layout, *queries, **options)
+            return super().forward(hidden_states, position_table, layout, query_states, steps, output_attentions)
         backend = self.attention.self.backend(output_attentions)
-        return self.fused_layer(hidden_states, layout, *queries, backend=backend, **options), None
+        return self.fused_layer(hidden_states, layout, query_states, steps, backend), None

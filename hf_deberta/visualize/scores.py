@@ -67,18 +67,18 @@ def scores_of_layers(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor])
     layers = cast(list[HfDebertaLayer], list(encoder_of(model).layer))
     scores: dict[torch.nn.Module, LayerScores] = {}
 
-    def keep_scores(attention: torch.nn.Module, arguments: tuple) -> None:
-        if attention not in scores:  # the mask decoder calls the last layer again
-            scores[attention] = _layer_scores(cast(HfDebertaSelfAttention, attention), *arguments[:3])
+    def keep_scores(layer: torch.nn.Module, arguments: tuple) -> None:
+        if layer not in scores:  # the mask decoder calls the last layer again
+            scores[layer] = _layer_scores(cast(HfDebertaLayer, layer).attention.self, *arguments[:3])
 
-    hooks = [layer.attention.self.register_forward_pre_hook(keep_scores) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(keep_scores) for layer in layers]
     try:
         with hf_deberta.reference_mode():
             output = model(**inputs, output_attentions=True, output_hidden_states=True)
     finally:
         for hook in hooks:
             hook.remove()
-    return [scores[layer.attention.self] for layer in layers], output
+    return [scores[layer] for layer in layers], output
 
 
 def _layer_scores(
@@ -91,7 +91,7 @@ def _layer_scores(
     batch, length = hidden_states.shape[:2]
     if batch != 1:
         raise ValueError(f"pass the inputs of one text, [1, N], not a batch of {batch}")
-    projected = attention.project_keys_and_values(hidden_states, table, layout)
+    projected = attention.project_keys(hidden_states, table, layout)
     query = split_heads(linear(attention.query_proj, hidden_states), attention.head_size)
     dtype = torch.promote_types(query.dtype, torch.float32)
     positions, row = projected.relative, None
@@ -101,7 +101,7 @@ def _layer_scores(
         row = rows_between(at, at, positions.rows_of_distance)[None]
     terms = score_terms(query.to(dtype) * attention.scale, projected.key.to(dtype), positions, row)
     parts = {name: term[0] for name, term in terms.items()}
-    visible = layout.mask_of(None).visible(length, query.device)
+    visible = layout.attention_mask.visible(length, query.device)
     everything = torch.ones(length, length, dtype=torch.bool, device=query.device)
     total = torch.stack(list(parts.values())).sum(0)
     return LayerScores({**parts, "sum": total}, everything if visible is None else visible[0, 0])
