@@ -76,8 +76,3 @@ def hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
 def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     """Return the module's own parameter of this name, or None; unlike an attribute it is never a plain tensor."""
     return module._parameters.get(name)
-
-
-def registries(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the dictionaries of the module's own parameters and of its children."""
-    return module._parameters, module._modules

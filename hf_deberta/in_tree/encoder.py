@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,7 +22,7 @@ from hf_deberta.engines.guards import is_tracing_or_exporting, without_dispatch_
 from hf_deberta.engines.unpadding import unpad
 from hf_deberta.model.attention import AUTO, attention_scale, disentangled_attention
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.input_checks import can_read_values, has_no_values, in_captured_graph
+from hf_deberta.model.input_checks import can_read_values, has_no_values
 from hf_deberta.model.relative_position import (
     TableProjection,
     TableWindow,
@@ -44,9 +43,6 @@ InTree = Any  # a module of Transformers, whose attributes have no types
 _attn_implementation = AUTO
 _clamp_relative_distance = False
 
-# beside the in-tree modules, so that nothing of this package stays in a model: the layers that hf_deberta.optimize
-# prepared, and the `distance_parameters` of their tables
-prepared_encoders: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 _whole_tables: dict[tuple[tuple[int, int, bool], torch.device], TableWindow] = {}
 
 
@@ -55,6 +51,11 @@ def set_options(attn_implementation: str | None = None, clamp_relative_distance:
     global _attn_implementation, _clamp_relative_distance
     _attn_implementation = attn_implementation or _attn_implementation
     _clamp_relative_distance = clamp_relative_distance
+
+
+def present_options() -> tuple[str, bool]:
+    """The options of `enable()` now: the attention implementation, and `clamp_relative_distance`."""
+    return _attn_implementation, _clamp_relative_distance
 
 
 def encoder_init(in_tree: Callable) -> Callable:
@@ -79,9 +80,8 @@ def encoder_forward(in_tree: Callable) -> Callable:
     ) -> BaseModelOutput | tuple:
         unsupported = query_states is not None or relative_pos is not None or has_talking_heads(self)
         shared = None
-        prepared = None if output_attentions else prepared_layers_of(self, hidden_states)
         if not unsupported and not is_tracing_or_exporting():
-            shared = shared_by_layers(self, hidden_states, attention_mask, output_attentions, prepared is not None)
+            shared = shared_by_layers(self, hidden_states, attention_mask, output_attentions)
         if shared is None:
             buckets = getattr(self, "position_buckets", -1)
             if _clamp_relative_distance and self.relative_attention and buckets > 0 and relative_pos is None:
@@ -94,11 +94,8 @@ def encoder_forward(in_tree: Callable) -> Callable:
         states: list[torch.Tensor] = [hidden_states]
         probabilities: list[torch.Tensor | None] = []
         for i, layer in enumerate(self.layer):
-            if prepared is not None:
-                new, probability = prepared.layers[i](states[-1], layout, backend=_attn_implementation), None
-            else:
-                # positional arguments: with keywords, reentrant checkpointing would use the table's graph twice
-                new, probability = layer(states[-1], layout, None, None, table, output_attentions)
+            # positional arguments: with keywords, reentrant checkpointing would use the table's graph twice
+            new, probability = layer(states[-1], layout, None, None, table, output_attentions)
             if i == 0 and getattr(self, "conv", None) is not None:
                 token_mask = cast(torch.Tensor, layout.token_mask)  # with a convolution nothing is unpadded
                 new = self.conv(hidden_states, new, token_mask.long())
@@ -115,19 +112,6 @@ def encoder_forward(in_tree: Callable) -> Callable:
         return output if return_dict else output.to_tuple()
 
     return forward
-
-
-def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> Any:
-    """The layers that hf_deberta.optimize prepared, if they may compute. Training drops them."""
-    if in_captured_graph():
-        return None
-    if encoder.training:
-        prepared_encoders.pop(encoder, None)
-    prepared, parameters = prepared_encoders.get(encoder, (None, None))
-    if prepared is not None and parameters != distance_parameters(encoder):
-        logger.warning_once("enable() has another clamp_relative_distance since: call hf_deberta.optimize again")
-        return None
-    return prepared if prepared is not None and prepared.is_usable(encoder, states) else None
 
 
 def attention_forward(in_tree: Callable) -> Callable:
@@ -268,12 +252,10 @@ def shared_by_layers(
     states: torch.Tensor,
     attention_mask: torch.Tensor,
     output_attentions: bool,
-    prepared: bool,
 ) -> tuple[BatchLayout, torch.Tensor | None] | None:
     """The attention metadata and the relative table [R, hidden] of all layers; None if this is not supported.
 
-    Prepared layers need no table. A batch is not unpadded for attention probabilities and for the convolution, which
-    need its padding.
+    A batch is not unpadded for attention probabilities and for the convolution, which need its padding.
     """
     shape = (states.shape[0], states.shape[1])
     layout = BatchLayout.from_inputs(attention_mask.bool(), None, None, shape, states.device)
@@ -287,7 +269,7 @@ def shared_by_layers(
     if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
         layout = unpad(layout, states.shape[-1])
     warn_past_largest_distance(layout.largest_span(), distance_parameters(encoder), "hf_deberta.enable")
-    if prepared or not encoder.relative_attention:
+    if getattr(encoder, "rel_embeddings", None) is None:  # no relative attention, or hf_deberta.optimize() took it
         return layout, None
     whole = whole_table_of(encoder, states)
     if whole is None:

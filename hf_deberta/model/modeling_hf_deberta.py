@@ -280,8 +280,8 @@ class HfDebertaEncoder(nn.Module):
         self.init_buffers()  # which `to_empty` leaves without values
 
     def whole_table(self) -> TableWindow | None:
-        """All rows of the relative table; None without relative attention."""
-        if not self.config.relative_attention:
+        """All rows of the relative table; None without one."""
+        if getattr(self, "rel_embeddings", None) is None:
             return None
         return TableWindow(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation, self.can_shrink)
 

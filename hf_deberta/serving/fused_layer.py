@@ -5,76 +5,103 @@ Legend: B batch, N tokens, Q queries, M = B N rows, H heads, d head size.
 Against the plain layer: query, key and value are one product; GELU, bias and residual belong to the products; weights
 are laid out for oneDNN (fused_linear.py); the projected position tables are constants, laid out by distance once.
 
-    weights = layer_weights(encoder.layer[0], None, *position_table(encoder))
-    layer = FusedLayer(weights, torch.float32, torch.float32)
-    states = layer(hidden_states, layout)          # [B, N, hidden]
+    encoder.layer[0] = FusedLayer(encoder, 0, *position_table(encoder), torch.float32)
 """
 
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from hf_deberta.engines.onednn import pad_rows
+from hf_deberta.in_tree.encoder import distance_parameters, present_options
 from hf_deberta.model.batch_layout import BatchLayout
+from hf_deberta.model.relative_position import TableWindow
 
+from .choices import attention_dtype
 from .fused_attention import FusedAttention
-from .fused_linear import FusedLinear
-from .layer_weights import LayerWeights, concatenate_projections
+from .fused_linear import FusedLinear, Int8Linear
+from .inference_only import InferenceOnly, WithoutGradient, refuse, refuse_methods
+from .layer_weights import (
+    activation_of,
+    attention_weights,
+    concatenate_projections,
+    copy_norm,
+    output_sizes,
+    weight_and_bias,
+)
 
 # whose inner states fit into a cache; in float32 products take so long that it does not matter
 MAX_FEED_FORWARD_ROWS = 256
 MIN_GELU_OUTPUT = -0.17  # GELU is nowhere below
 
 
-class NoneInCopies:
-    """An object that is None in copies and pickles of the model that holds it: oneDNN weights cannot be copied."""
+class FusedLayer(InferenceOnly):
+    """In the place of an `HfDebertaLayer`, with its signature; with `query_states`, one enhanced-mask-decoder layer."""
 
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return type(None), ()
+    query: FusedLinear | None = None  # for subsets of queries, as is the next: only the last layer computes these
+    key_value: FusedLinear | None = None
 
-
-class FusedLayer(NoneInCopies):
-    """One encoder layer; with `query_states`, one enhanced-mask-decoder layer."""
-
-    def __init__(self, weights: LayerWeights, dtype: torch.dtype, attention_dtype: torch.dtype):
-        self.weights, self.dtype = weights, dtype
-        self.attention = FusedAttention(weights.positions, weights.heads, weights.head_size, attention_dtype)
+    def __init__(
+        self, encoder: Any, number: int, table: torch.Tensor | None, rows: TableWindow | None, dtype: torch.dtype
+    ):
+        """Copy a layer of the encoder; those before it are fused. `table` and `rows` are those of `position_table`."""
+        super().__init__()
+        refuse_methods(self)
+        layer = encoder.layer[number]
+        self.config: Any = getattr(encoder, "config", None)
+        self.dtype = dtype
+        query, key, value, head_size, positions = attention_weights(layer.attention.self, table, rows)
+        self.attention = FusedAttention(positions, len(query[0]) // head_size, head_size, attention_dtype(dtype))
+        sizes = output_sizes(encoder.layer[number - 1].output_norm) if number > 0 else None
+        self.query_key_value = self.fuse(*concatenate_projections(query, key, value), sizes=sizes)
+        if number + 1 == len(encoder.layer):
+            self.query, self.key_value = self.fuse(*query), self.fuse(*concatenate_projections(key, value), sizes=sizes)
+        self.attention_output = self.fuse(*weight_and_bias(layer.attention.output.dense))
+        self.attention_norm = copy_norm(layer.attention.output.LayerNorm)
+        self.activation = activation_of(layer)
         # the GELU by the error function, which the products apply themselves
-        self.has_gelu = getattr(weights.activation, "act", weights.activation) is nn.functional.gelu
-        projections = concatenate_projections(weights.scaled_query(), weights.key, weights.value)
-        self.query_key_value = self.fuse(*projections, sizes=weights.input_sizes)
-        self.attention_output = self.fuse(*weights.attention_output)
-        sizes = weights.attention_norm.sizes()
-        self.intermediate = self.fuse(*weights.intermediate, with_gelu=self.has_gelu, sizes=sizes)
-        self.output = self.fuse(*weights.output, lowest=MIN_GELU_OUTPUT if self.has_gelu else None)
+        self.has_gelu = getattr(self.activation, "act", self.activation) is nn.functional.gelu
+        dense, sizes = weight_and_bias(layer.intermediate.dense), output_sizes(self.attention_norm)
+        self.intermediate = self.fuse(*dense, with_gelu=self.has_gelu, sizes=sizes)
+        dense, lowest = weight_and_bias(layer.output.dense), MIN_GELU_OUTPUT if self.has_gelu else None
+        self.output = self.fuse(*dense, lowest=lowest)
+        self.output_norm = copy_norm(layer.output.LayerNorm)
 
-    @cached_property  # for subsets of queries, as is the next: fused when first used
-    def query(self) -> FusedLinear:
-        return self.fuse(*self.weights.scaled_query())
+    def fuse(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool = False, **of_int8: Any
+    ) -> FusedLinear:
+        if self.dtype == torch.int8:
+            return Int8Linear(weight, bias, with_gelu, **of_int8)
+        return FusedLinear(weight, bias, self.dtype, with_gelu)
 
-    @cached_property
-    def key_value(self) -> FusedLinear:
-        return self.fuse(*concatenate_projections(self.weights.key, self.weights.value), sizes=self.weights.input_sizes)
-
-    def fuse(self, weight: torch.Tensor, bias: torch.Tensor | None, **options: Any) -> FusedLinear:
-        return FusedLinear.from_weight(weight, bias, self.dtype, **options)
-
-    def __call__(
+    def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
+        position_table: None,  # its projections are part of the layer
         layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]
         steps: int = 1,
-        backend: str = "auto",
+        output_attentions: bool = False,
+    ) -> tuple[torch.Tensor, None]:
+        """New states of the queries, which `HfDebertaLayer.forward` describes; a gradient through them is an error."""
+        self.check_call(hidden_states, output_attentions)
+        with torch.no_grad():
+            states = self.compute(hidden_states, layout, query_states, steps)
+        if torch.is_grad_enabled():
+            states = WithoutGradient.apply(states, hidden_states, query_states)
+        return states, None
+
+    def compute(
+        self, hidden_states: torch.Tensor, layout: BatchLayout, query_states: torch.Tensor | None, steps: int
     ) -> torch.Tensor:
-        """New states of the queries (by default of all tokens), [B, Q, hidden]; the arguments of `HfDebertaLayer`."""
-        mask, rows = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1))
+        mask, rows, backend = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1)), self.backend()
         if query_states is None and steps == 1:
             batch, tokens, _ = hidden_states.shape
             attended = self.attention.attend_whole_texts(self.query_key_value(rows), mask, (batch, tokens), backend)
             return self.feed_forward(attended, rows)[: batch * tokens].view(hidden_states.shape)
+        if self.query is None or self.key_value is None:
+            refuse("its last layers cannot be left out")
         states = hidden_states if query_states is None else query_states
         key, value = self.attention.split(self.key_value(rows), hidden_states.shape[:2])
         for _ in range(steps):
@@ -84,6 +111,9 @@ class FusedLayer(NoneInCopies):
             states = self.feed_forward(attended, rows)[: states.shape[0] * states.shape[1]].view(states.shape)
         return states
 
+    def backend(self) -> str:
+        return str(self.config._attn_implementation)
+
     def feed_forward(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The layer after its attention, of rows: output projection, feed-forward network, residuals, LayerNorms."""
         if self.dtype == torch.float32 or len(attended) <= MAX_FEED_FORWARD_ROWS:
@@ -92,8 +122,34 @@ class FusedLayer(NoneInCopies):
         return torch.cat([self.feed_forward_block(*block) for block in blocks])
 
     def feed_forward_block(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        states = self.weights.attention_norm.normalise(self.attention_output(attended, residual))
+        states = self.attention_norm(self.attention_output(attended, residual))
         inner = self.intermediate(states)
         if not self.has_gelu:
-            inner = self.weights.activation(inner.float())
-        return self.weights.output_norm.normalise(self.output(inner, states))
+            inner = self.activation(inner.float())
+        return self.output_norm(self.output(inner, states))
+
+
+class FusedInTreeLayer(FusedLayer):
+    """In the place of a layer of Transformers' encoders, with its signature under `enable()`."""
+
+    def __init__(self, encoder: Any, *args: Any):
+        super().__init__(encoder, *args)
+        _, buckets, clamps = distance_parameters(encoder) or (0, 0, False)
+        # the option of `enable()` for which the layer was made, if its rows depend on it
+        self.clamps = clamps if buckets > 0 else None
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden]
+        attention_mask: BatchLayout,
+        query_states: torch.Tensor | None = None,
+        relative_pos: None = None,
+        rel_embeddings: None = None,
+        output_attentions: bool = False,
+    ) -> tuple[torch.Tensor, None]:
+        if self.clamps not in (None, present_options()[1]):
+            refuse("enable() had another clamp_relative_distance then")
+        return super().forward(hidden_states, None, attention_mask, query_states, output_attentions=output_attentions)
+
+    def backend(self) -> str:
+        return present_options()[0]

@@ -2,7 +2,7 @@
 
 Legend: M rows of states, K inputs, N outputs.
 
-    linear = FusedLinear.from_weight(linear.weight, linear.bias, torch.bfloat16, with_gelu=True)
+    linear = FusedLinear(linear.weight, linear.bias, torch.bfloat16, with_gelu=True)
     linear(states)                 # gelu(states @ weight^T + bias), [M, N]
     linear(states, residual)       # states @ weight^T + bias + residual, [M, N]
 
@@ -42,28 +42,16 @@ MIN_ROW_MAXIMUM = 1e-30  # of a row's largest number, so that a row of zeros has
 class FusedLinear:
     """`act(states @ weight^T + bias)`, or with a residual added to it, from factors of float32 or bfloat16."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool, dtype: torch.dtype):
-        self.bias, self.activation = None if bias is None else bias.to(dtype), "gelu" if with_gelu else "none"
-        self.dtype, self.onednn_weight = dtype, pack_weight(weight.to(dtype))
-
-    @staticmethod
-    def from_weight(
+    def __init__(
+        self,
         weight: torch.Tensor,  # [N, K], float32
         bias: torch.Tensor | None,  # [N]
         dtype: torch.dtype,
         with_gelu: bool = False,
-        lowest: float | None = None,
-        sizes: torch.Tensor | None = None,
-    ) -> "FusedLinear":
-        """The layer whose products have factors of `dtype`: float32, bfloat16 or int8.
-
-        For int8, `lowest` is a bound of all states, if there is one near zero: there are no levels for numbers below
-        it. Or `sizes` [K] are the usual sizes of the inputs.
-        """
-        weight, bias = weight.detach(), None if bias is None else bias.detach()
-        if dtype == torch.int8:
-            return _Int8Linear(weight, bias, with_gelu, lowest, sizes)
-        return FusedLinear(weight, bias, with_gelu, dtype)
+    ):
+        self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
+        self.dtype, self.activation = dtype, "gelu" if with_gelu else "none"
+        self.onednn_weight = pack_weight(weight.detach().to(dtype))
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[M, K] to [M, N]; `residual` is float32 [M, N], and only for layers without GELU."""
@@ -74,24 +62,24 @@ class FusedLinear:
         return product if residual is None else residual + product
 
 
-class _Int8Linear(FusedLinear):
+class Int8Linear(FusedLinear):
     """One scale for each row of states; the offset is the same for all."""
 
     def __init__(
         self,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        with_gelu: bool,
-        lowest: float | None,
-        sizes: torch.Tensor | None,
+        with_gelu: bool = False,
+        lowest: float | None = None,  # a bound of all states, if there is one near zero: numbers below have no levels
+        sizes: torch.Tensor | None = None,  # [K], or the usual sizes of the inputs
     ):
         self.lowest, self.with_gelu = lowest, with_gelu
         self.factors = None if sizes is None else sizes.detach().clamp(min=MIN_INPUT_SIZE).rsqrt()  # [K], of states
-        weight = weight if self.factors is None else weight / self.factors
+        weight = weight.detach() if self.factors is None else weight.detach() / self.factors
         integers, self.scale = int8_weight(weight, weight_levels())
         self.zero_points = torch.zeros(len(weight), dtype=torch.int64)
         self.onednn_weight = pack_int8_weight(integers)
-        self.summand = weight.new_zeros(len(weight)) if bias is None else bias  # [N]
+        self.summand = weight.new_zeros(len(weight)) if bias is None else bias.detach().clone()  # [N]
         if lowest is not None:  # states - lowest are multiplied, so lowest times the sums of the weights is missing
             self.summand = self.summand + lowest * self.multiply(weight.new_ones(1, weight.shape[1]).byte(), 0)[0]
 

@@ -1,13 +1,12 @@
-"""The weights of an encoder layer, whichever of three classes it has: this package's, or one of Transformers' two.
+"""What fused layers read of an encoder, whichever of three classes it has: this package's, or one of Transformers' two.
 
 Legend: H heads, d head size, R rows of the relative-position table.
 
     table, rows = position_table(encoder)
-    weights = layer_weights(encoder.layer[1], encoder.layer[0], table, rows)
+    weights = attention_weights(encoder.layer[0].attention.self, table, rows)
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,90 +20,35 @@ from hf_deberta.in_tree.encoder import (
     whole_table_of,
 )
 from hf_deberta.model import relative_position
-from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import unfuse_qkv
 from hf_deberta.model.relative_position import RelativePositions, TableProjection, TableWindow
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
 
-class NormWeights(NamedTuple):
-    """The parameters of a LayerNorm."""
+class AttentionWeights(NamedTuple):
+    """The parameters of one layer's attention."""
 
-    weight: torch.Tensor
-    bias: torch.Tensor
-    epsilon: float
-
-    @classmethod
-    def from_module(cls, norm: Any) -> "NormWeights":
-        """The parameters of `nn.LayerNorm`, or of in-tree v1's own class."""
-        epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
-        return cls(norm.weight, norm.bias, epsilon)
-
-    def sizes(self) -> torch.Tensor:
-        """The root mean square of each output: weight x + bias, where x has mean 0 and mean square 1."""
-        return torch.hypot(self.weight, self.bias)
-
-    def normalise(self, states: torch.Tensor) -> torch.Tensor:
-        return torch.layer_norm(states, self.weight.shape, self.weight, self.bias, self.epsilon)
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """The parameters of an encoder layer."""
-
-    query: WeightAndBias  # [H d, hidden], [H d]
+    query: WeightAndBias  # [H d, hidden], [H d]; includes the scale of the scores
     key: WeightAndBias
     value: WeightAndBias
-    attention_output: WeightAndBias
-    attention_norm: NormWeights
-    intermediate: WeightAndBias
-    activation: Callable[[torch.Tensor], torch.Tensor]
-    output: WeightAndBias
-    output_norm: NormWeights
-    input_sizes: torch.Tensor | None  # [hidden], of the layer before, if there is one; see `NormWeights.sizes`
     head_size: int
-    scale: float  # of the attention scores
     positions: RelativePositions | None  # projected once, in float32, for queries that include the scale
 
-    @property
-    def heads(self) -> int:
-        return self.query[0].shape[0] // self.head_size
 
-    def scaled_query(self) -> WeightAndBias:
-        """The query projection that includes the scale."""
-        weight, bias = self.query
-        return weight * self.scale, None if bias is None else bias * self.scale
-
-
-def layer_weights(layer: Any, before: Any, table: torch.Tensor | None, rows: TableWindow | None) -> LayerWeights:
-    """The weights of a layer; `before` is the layer before it or None, and the table is that of `position_table`."""
-    attention, is_ours = layer.attention.self, isinstance(layer, HfDebertaLayer)
-    if is_ours:
-        activation, head_size, scale = layer.intermediate.activation, attention.head_size, attention.scale
-    else:
-        activation, head_size = layer.intermediate.intermediate_act_fn, attention.attention_head_size
-        scale = scale_of(attention)
+def attention_weights(attention: Any, table: torch.Tensor | None, rows: TableWindow | None) -> AttentionWeights:
+    """The weights of a layer's attention, for the table of `position_table`."""
+    is_ours = isinstance(attention, HfDebertaSelfAttention)
+    head_size = attention.head_size if is_ours else attention.attention_head_size
+    scale = attention.scale if is_ours else scale_of(attention)
     positions = None
     if table is not None and rows is not None:
         projection = attention.table_projection() if is_ours else table_projection_of(attention)
         positions = constant_positions(projection, table, rows)
-    query, key, value = projections_of(attention)
-    return LayerWeights(
-        query=query,
-        key=key,
-        value=value,
-        attention_output=weight_and_bias(layer.attention.output.dense),
-        attention_norm=NormWeights.from_module(layer.attention.output.LayerNorm),
-        intermediate=weight_and_bias(layer.intermediate.dense),
-        activation=activation,
-        output=weight_and_bias(layer.output.dense),
-        output_norm=NormWeights.from_module(layer.output.LayerNorm),
-        input_sizes=None if before is None else NormWeights.from_module(before.output.LayerNorm).sizes(),
-        head_size=head_size,
-        scale=scale,
-        positions=positions,
-    )
+    (weight, bias), key, value = projections_of(attention)
+    query = weight * scale, None if bias is None else bias * scale
+    return AttentionWeights(query, key, value, head_size, positions)
 
 
 def constant_positions(projection: TableProjection, table: torch.Tensor, rows: TableWindow) -> RelativePositions | None:
@@ -124,6 +68,25 @@ def projections_of(attention: Any) -> tuple[WeightAndBias, ...]:
         return tuple(map(weight_and_bias, (attention.query_proj, attention.key_proj, attention.value_proj)))
     query, key, value = unfuse_qkv(attention.in_proj.weight, attention.num_attention_heads)
     return (query, attention.q_bias), (key, None), (value, attention.v_bias)
+
+
+def activation_of(layer: Any) -> Any:
+    """The activation of the feed-forward layer, a function or a module."""
+    inner = layer.intermediate
+    return inner.activation if isinstance(layer, HfDebertaLayer) else inner.intermediate_act_fn
+
+
+def copy_norm(norm: Any) -> nn.LayerNorm:
+    """A copy of `nn.LayerNorm`, or of in-tree v1's own class, that is not trained."""
+    epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
+    copy = nn.LayerNorm(norm.weight.shape, epsilon, dtype=norm.weight.dtype, device=norm.weight.device)
+    copy.load_state_dict(norm.state_dict())
+    return copy.requires_grad_(False)
+
+
+def output_sizes(norm: nn.LayerNorm) -> torch.Tensor:
+    """The root mean square of each output: weight x + bias, where x has mean 0 and mean square 1."""
+    return torch.hypot(norm.weight, norm.bias)
 
 
 def weight_and_bias(layer: nn.Linear) -> WeightAndBias:

@@ -5,22 +5,16 @@
     >>> model = hf_deberta.optimize(model, torch.bfloat16)   # half the bits; for processors with bfloat16 instructions
     >>> model = hf_deberta.optimize(model, torch.int8)       # a quarter of the bits, if a small loss is acceptable
 
-The model keeps its class, parameters and saved files, and is used as before, under `torch.no_grad()`. Its layers are
-computed from a copy of their weights that is laid out for the processor (fused_layer.py).
+This is a conversion: layers that own the weights, laid out for this processor (fused_layer.py), replace the encoder's
+layers and its position table, whose weights are freed. The model keeps its class and is called as before. All that
+needs ordinary weights is an error that says what to do (inference_only.py): training (but of a head on the frozen
+encoder), saving, loading, copies, adapters, other types and devices, attention probabilities, autocast, export.
 
 In bfloat16 and int8 only the factors of products have fewer bits: sums, residuals, LayerNorm and softmax are in
 float32. With int8, states are rounded to 8 bits, and weights too (to 7 without VNNI); attention is then in bfloat16 if
 a timing shows that it is faster, so another computer may give slightly different numbers.
 
-`model.train()` undoes it (in models of Transformers, the next forward pass in training mode), a second call starts anew
-with the present weights, and copies of the model are not prepared.
-Where fused layers cannot be used (gradients, autocast, attention probabilities, hooks inside a layer,
-`reference_mode`, torch.compile), the plain ones compute, with a warning where the caller would not expect it. So
-they do when a weight has changed since: a merged adapter, a step of an optimizer, a loaded state. Not noticed are
-writes to a part of a weight that autograd does not count (through `weight.data[...]` or NumPy), and changed settings of
-a module, such as `LayerNorm.eps`: call `optimize()` again after them.
-
-Models of Transformers' own classes are prepared too: this calls `hf_deberta.enable()`, and works until `disable()`.
+Models of Transformers' own classes are converted too: this calls `hf_deberta.enable()`, and works until `disable()`.
 """
 
 import copy
@@ -35,14 +29,12 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 from hf_deberta.engines.guards import is_hooked_or_patched, is_unmodified_module
 from hf_deberta.engines.onednn import has_onednn_bfloat16, has_onednn_linear
 from hf_deberta.in_tree.enable import enable, is_enabled
-from hf_deberta.in_tree.encoder import distance_parameters, prepared_encoders
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
+from hf_deberta.model.relative_position import TableWindow
 
-from .choices import attention_dtype
-from .fused_layer import FusedLayer
-from .fused_layers import FusedLayers
-from .layer_weights import layer_weights, position_table
-from .optimized_model import OptimizedEncoder, OptimizedLayer
+from .fused_layer import FusedInTreeLayer, FusedLayer
+from .inference_only import InferenceOnly, refuse, refuse_methods
+from .layer_weights import position_table
 
 Model = TypeVar("Model", bound=nn.Module)
 ENCODERS = (HfDebertaEncoder, DebertaEncoder, DebertaV2Encoder)
@@ -52,7 +44,7 @@ MAX_CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to comp
 
 
 def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = True) -> Model:
-    """Return the model in eval mode, prepared for inference on this CPU; with `inplace=False` a copy of it.
+    """Return the model in eval mode, converted for inference on this CPU; with `inplace=False` a converted copy.
 
     `dtype` is that of the factors of matrix products: torch.float32, torch.bfloat16 or torch.int8.
     """
@@ -62,20 +54,22 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
         raise RuntimeError("hf_deberta.optimize needs a PyTorch with oneDNN; on this one, use the model without it")
     if dtype == torch.bfloat16 and not has_onednn_bfloat16():
         raise RuntimeError("this processor has no products in bfloat16; take torch.float32 or torch.int8")
-    if not inplace:
-        model = copy.deepcopy(model)
     encoders = [module for module in model.modules() if isinstance(module, ENCODERS)]
     if not encoders:
-        name = type(model).__name__
-        raise ValueError(f"{name} has no DeBERTa encoder; pass a model of this package or of Transformers")
+        raise ValueError(f"{type(model).__name__} has no DeBERTa encoder: pass a model of this package or Transformers")
     for encoder in encoders:
         check_encoder(encoder)
+    if not inplace:
+        return optimize(copy.deepcopy(model), dtype)
     model.eval()
     limit_onednn_caches()
     with torch.no_grad():
-        fused = [fuse_layers(encoder, dtype) for encoder in encoders]
-    for encoder, layers in zip(encoders, fused, strict=True):  # only now: one may be refused
-        use_fused_layers(encoder, layers)
+        tables = [position_table(encoder) for encoder in encoders]  # first: one may be refused
+        for module in model.modules():
+            if any(isinstance(each, ENCODERS) for each in module.modules()):
+                refuse_methods(module)
+        for encoder, table in zip(encoders, tables, strict=True):
+            convert(encoder, *table, dtype)
     return model
 
 
@@ -88,45 +82,31 @@ def limit_onednn_caches() -> None:
         os.environ.setdefault(name, str(MAX_CACHED_PRIMITIVES))
 
 
-def is_ours(module: nn.Module) -> bool:
-    return isinstance(module, HfDebertaEncoder)
-
-
-def fuse_layers(encoder: Any, dtype: torch.dtype) -> FusedLayers:
-    """The fused layers of an encoder of this package or of Transformers."""
-    table, rows = position_table(encoder)
-    layers = [
-        FusedLayer(layer_weights(layer, before, table, rows), dtype, attention_dtype(dtype))
-        for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
-    ]
-    inside = [m for layer in encoder.layer for m in layer.modules() if m is not layer or not is_ours(encoder)]
-    return FusedLayers(encoder, layers, inside)
-
-
-def use_fused_layers(encoder: Any, fused: FusedLayers) -> None:
-    """Let the fused layers compute in place of the encoder's; for an encoder of Transformers, `enable()` is on."""
-    if is_ours(encoder):
-        encoder.__class__, encoder.fused_layers = OptimizedEncoder, fused
-        for layer, fused_layer in zip(encoder.layer, fused.layers, strict=True):
-            layer.__class__, layer.fused_layer = OptimizedLayer, fused_layer
-    else:
-        prepared_encoders[encoder] = fused, distance_parameters(encoder)
-        if not is_enabled():
-            enable()
-    fused.state = fused.present_state(encoder)
+def convert(encoder: Any, table: torch.Tensor | None, rows: TableWindow | None, dtype: torch.dtype) -> None:
+    """Replace the encoder's layers, one after the other, so that memory holds the weights of one twice."""
+    refuse_methods(encoder.layer)
+    is_ours = isinstance(encoder, HfDebertaEncoder)
+    for i in range(len(encoder.layer)):
+        encoder.layer[i] = (FusedLayer if is_ours else FusedInTreeLayer)(encoder, i, table, rows, dtype).eval()
+    for name in ("rel_embeddings", "LayerNorm"):
+        if hasattr(encoder, name):
+            setattr(encoder, name, None)
+    if not is_ours and not is_enabled():
+        enable()
 
 
 def check_encoder(encoder: nn.Module) -> None:
     """Raise a ValueError for layers that are not plain float32 layers on the CPU, or whose hooks would be bypassed."""
     for name, module in encoder.named_modules():
+        if isinstance(module, InferenceOnly):
+            refuse("a second call has no weights to convert")
         if not name.startswith("layer."):
             continue
         has_weight = hasattr(module, "weight")  # an adapter has the weight of the layer that it wraps
         plain = isinstance(module, OTHER_PLAIN_MODULES) or is_unmodified_module(module) or not has_weight
-        called = is_ours(encoder) and name.count(".") == 1  # a layer itself, which fused layers do not bypass
-        if not plain or (is_hooked_or_patched(module) and not called):
+        if not plain or is_hooked_or_patched(module):
             raise ValueError(
-                f"{name} was hooked, patched or replaced; merge adapters and remove hooks before optimize()"
+                f"{name} was hooked, patched or replaced: merge adapters before optimize(), and hook layers after it"
             )
         for weight in module.parameters(recurse=False):
             if weight.device.type != "cpu" or weight.dtype != torch.float32:

@@ -23,7 +23,7 @@ ALLOWED = {
     "detect hooks on all modules": "_global_forward_hooks _global_forward_pre_hooks "
     "_global_backward_hooks _global_backward_pre_hooks",
     "detect hooked and replaced modules": "_forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks "
-    "_parameters _modules",
+    "_parameters",
     "tell torch.export the range of a length that depends on values": "_check",
     "detect writes to weights": "_version",
     "compute the rows of distances inside FakeTensorMode": "_disable_current_modes",
@@ -32,6 +32,7 @@ ALLOWED = {
     "attention to far keys, with its log sums": "_scaled_dot_product_flash_attention_for_cpu",
     "initialize weights and buffers": "_init_weights",
     "fill buffers that no checkpoint holds, after to_empty": "_load_from_state_dict",
+    "refuse other types and devices after optimize()": "_apply",
     "choose the attention backend": "_attn_implementation _can_set_attn_implementation _supports_sdpa",
     "device_map='auto'": "_no_split_modules",
     "load checkpoints of other heads silently": "_keys_to_ignore_on_load_unexpected",

@@ -1,7 +1,4 @@
-"""Weights written in every way between two passes: the outputs are those of the weights as they are now.
-
-tests/serving/test_modified_models.py has the writes that models notice after `hf_deberta.optimize()`.
-"""
+"""Weights written in every way between two passes: the outputs are those of the weights as they are now."""
 
 import copy
 import random

@@ -1,0 +1,93 @@
+"""What a model can do after `hf_deberta.optimize()`: compute. Everything else is one sentence with the way out.
+
+Its layers have no ordinary weights any more, so no number can become stale. Each module that holds such a layer refuses
+methods that need these weights, before they change or write anything, and a layer refuses calls that it cannot compute.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from hf_deberta.engines.guards import in_functorch_transform
+from hf_deberta.model.input_checks import in_captured_graph
+from hf_deberta.model.slots import in_reference_mode
+
+REFUSED_METHODS = {
+    "its weights can neither be read nor saved": ("state_dict", "save_pretrained", "save", "push_to_hub"),
+    "no weights can be loaded into it": ("_load_from_state_dict",),
+    "it cannot be trained": ("gradient_checkpointing_enable", "activation_checkpointing_enable"),
+    # of Transformers' encoders, which call it without `enable()` and while they are exported
+    "it computes under hf_deberta.enable() only, and is not exported": ("get_rel_embedding",),
+}
+
+
+def refuse(reason: str, *ignored: Any, **also_ignored: Any) -> NoReturn:
+    raise RuntimeError(
+        f"this model was prepared for inference by hf_deberta.optimize(), and {reason}: save it, train it or merge "
+        "adapters before, or convert a copy with inplace=False"
+    )
+
+
+def refuse_methods(module: nn.Module) -> None:
+    """Let the methods of this module that need ordinary weights raise an error."""
+    for reason, names in REFUSED_METHODS.items():
+        for name in names:
+            if hasattr(module, name):
+                setattr(module, name, partial(refuse, reason))
+    vars(module).update(_apply=partial(apply_if_same, weakref.ref(module)), peft_config=NoAdapters())
+
+
+def apply_if_same(reference: Any, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+    """Call the `_apply` of a module, by which it is moved and cast, if that leaves it in float32 on the CPU."""
+    moved = fn(torch.empty(0, dtype=torch.float32, device="cpu"))
+    if moved.dtype != torch.float32 or moved.device.type != "cpu":
+        refuse(f"it cannot be moved to {moved.dtype} on {moved.device}")
+    module = reference()
+    return type(module)._apply(module, fn, *args, **kwargs)
+
+
+class NoAdapters(dict):
+    """In the place of PEFT's configurations of a module: PEFT adds one before it adds an adapter."""
+
+    def update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        refuse("it takes no adapters")
+
+    __setitem__ = update
+
+
+class InferenceOnly(nn.Module):
+    """Base of a layer whose matrices are laid out for this processor, and are no parameters."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse("it can neither be copied nor pickled")
+
+    def check_call(self, states: torch.Tensor, output_attentions: bool) -> None:
+        """Raise an error for a call in which the layer does not give what the original layer gives."""
+        if in_captured_graph() or in_functorch_transform():
+            refuse("it can neither be compiled, exported, traced nor transformed")
+        if self.training:
+            refuse("it cannot be trained; call eval() on it (a head on it can be trained)")
+        if output_attentions:
+            refuse("it has no attention probabilities")
+        if torch.is_autocast_enabled("cpu"):
+            refuse("autocast has no effect on it; pass a dtype to hf_deberta.optimize instead")
+        if in_reference_mode():
+            refuse("it has no reference mode")
+        if states.dtype != torch.float32 or states.device.type != "cpu":
+            refuse(f"it reads states of float32 on the CPU, not of {states.dtype} on {states.device}")
+
+
+class WithoutGradient(torch.autograd.Function):
+    """The result as it is; a gradient that would have to pass through the layer is an error, and not zero."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor, *inputs: torch.Tensor | None) -> torch.Tensor:
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
+        refuse("it has no gradients (to train a head on it, freeze its embeddings: requires_grad_(False))")
