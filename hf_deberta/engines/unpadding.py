@@ -7,13 +7,13 @@ see one another, and the final states are scattered back to [B, N]. On the CPU, 
 attention handles those of equal length as one batch. On a device their lengths stay there, and so does their order.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..model.batch_layout import AttentionMask, BatchLayout, document_numbers
 from ..model.configuration_hf_deberta import HfDebertaConfig
-from ..model.input_checks import can_read_values, check_positions, in_captured_graph
+from ..model.input_checks import can_read_values, in_captured_graph
 from .guards import in_functorch_transform
 
 MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
@@ -40,60 +40,41 @@ class Unpadding:
         """The length of the longest document, or a bound for it."""
         return self.shape[1] if self.lengths is None else self.lengths[-1]
 
-    def first_token_positions(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions of the batch's first tokens in the row, ascending, and the batch row of each."""
-        if self.lengths is None:
-            return self.cu_seqlens[: self.shape[0]].long(), torch.arange(self.shape[0], device=self.index.device)
-        positions = (self.index % self.shape[1] == 0).nonzero()[:, 0]
-        return positions, self.index[positions] // self.shape[1]
-
-
-@dataclass(frozen=True)
-class UnpaddedLayout(BatchLayout):
-    """The layout of a batch as one row of its real tokens."""
-
-    unpadding: Unpadding = field(kw_only=True)
-    padded: BatchLayout = field(kw_only=True)  # of the batch
-
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """Return the real tokens of states [B, N, ...] as one row [1, total, ...]."""
-        return states.flatten(0, 1).index_select(0, self.unpadding.index.to(states.device))[None]
+        return states.flatten(0, 1).index_select(0, self.index.to(states.device))[None]
 
     def scatter(self, states: torch.Tensor) -> torch.Tensor:
         """Return the states of a row [1, total, ...] as a batch [B, N, ...], with zeros at padding."""
-        batch, tokens = self.unpadding.shape
-        index, is_real = self.unpadding.index, self.unpadding.is_real
-        if is_real is not None:  # the others go to one more row, which is dropped
-            index = torch.where(is_real, index, batch * tokens)
-        empty = states.new_zeros(batch * tokens + (is_real is not None), *states.shape[2:])
+        batch, tokens = self.shape
+        index = self.index
+        if self.is_real is not None:  # the others go to one more row, which is dropped
+            index = torch.where(self.is_real, index, batch * tokens)
+        empty = states.new_zeros(batch * tokens + (self.is_real is not None), *states.shape[2:])
         filled = empty.index_copy(0, index.to(states.device), states[0])
         return filled[: batch * tokens].unflatten(0, (batch, tokens))
 
-    def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
-        positions = self.gather(self.padded.absolute_positions().expand(self.unpadding.shape))
-        if limit is not None:
-            check_positions(positions, self.length, limit)
-        return positions
+    def first_token_positions(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the positions of the batch's first tokens in the row, ascending, and the batch row of each."""
+        batch, tokens = self.shape
+        if self.lengths is None:
+            return self.cu_seqlens[:batch].long(), torch.arange(batch, device=self.index.device)
+        positions = (self.index % tokens == 0).nonzero()[:, 0]
+        return positions, self.index[positions] // tokens
 
-    def pooled_positions(self) -> torch.Tensor:
-        return self.unpadding.first_token_positions()[0][None]
+    def order_in_batch(self, labelled: torch.Tensor) -> torch.Tensor:
+        """Return the order in which the labelled tokens of the row [1, total] stand in the batch."""
+        return self.index.to(labelled.device)[labelled[0]].argsort()
 
-    def scatter_pooled(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        _, rows = self.unpadding.first_token_positions()
-        empty = states.new_zeros(self.unpadding.shape[0], 1, states.shape[-1])
+    def scatter_pooled(self, states: torch.Tensor) -> torch.Tensor:
+        """Return states [1, S, hidden] at `first_token_positions` as [B, 1, hidden], zero for rows without a token."""
+        _, rows = self.first_token_positions()
+        empty = states.new_zeros(self.shape[0], 1, states.shape[-1])
         return empty.index_copy(0, rows.to(states.device), states[0][:, None])
-
-    def batch_order(self, labelled: torch.Tensor) -> torch.Tensor:
-        return self.unpadding.index.to(labelled.device)[labelled[0]].argsort()
-
-    def for_many_queries(self) -> BatchLayout:
-        """Where lengths are not read, a layer would multiply each query of the row with the keys of all documents."""
-        return self if self.unpadding.lengths is not None else replace(self.padded, window=self.window)
 
 
 def unpadded_where_faster(
     layout: BatchLayout,
-    states: torch.Tensor,
     config: HfDebertaConfig,
     returns_states: bool,
     num_real_tokens: int | None,
@@ -105,10 +86,9 @@ def unpadded_where_faster(
     """
     if returns_states or not config.unpad_inputs or config._attn_implementation not in ("auto", "sdpa", "triton"):
         return layout
-    is_eager = not (in_captured_graph() or in_functorch_transform())
-    if can_read_values(states) or (is_eager and num_real_tokens is not None):
-        return unpad(layout, config.hidden_size, num_real_tokens)
-    return layout
+    if in_captured_graph() or in_functorch_transform():
+        return layout
+    return unpad(layout, config.hidden_size, num_real_tokens)
 
 
 def unpad(layout: BatchLayout, width: int, num_real_tokens: int | None = None) -> BatchLayout:
@@ -136,17 +116,19 @@ def unpad(layout: BatchLayout, width: int, num_real_tokens: int | None = None) -
     return layout if unpadding is None else layout_of_row(layout, unpadding)
 
 
-def layout_of_row(layout: BatchLayout, unpadding: Unpadding) -> UnpaddedLayout:
+def layout_of_row(layout: BatchLayout, unpadding: Unpadding) -> BatchLayout:
+    """The layout of the batch as one row of its real tokens."""
     bounds, total = unpadding.cu_seqlens, unpadding.index.shape[0]
-    changed = {
-        "attention_mask": AttentionMask(cu_seqlens=bounds, lengths=unpadding.lengths, longest=unpadding.longest),
-        "token_mask": None,
-        "documents": document_numbers(bounds, total)[None],
-        "position_ids": None,
-        "length": total,
-    }
-    same = {each.name: getattr(layout, each.name) for each in fields(layout)}
-    return UnpaddedLayout(**{**same, **changed}, unpadding=unpadding, padded=layout)
+    return replace(
+        layout,
+        attention_mask=AttentionMask(cu_seqlens=bounds, lengths=unpadding.lengths, longest=unpadding.longest),
+        token_mask=None,
+        documents=document_numbers(bounds, total)[None],
+        position_ids=None,
+        length=total,
+        unpadding=unpadding,
+        padded=layout,
+    )
 
 
 def dense_operations(tokens: int, width: int) -> int:

@@ -204,8 +204,8 @@ class GraphEncoder(HfDebertaEncoder):
         for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, window)
 
-    def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
-        return layout
+    def table_window(self, layout: BatchLayout) -> None:
+        return None
 
     def position_table(self, layout: BatchLayout) -> GraphLayout:  # type: ignore[override]
         return graph_layout_of(layout, self.reach)

@@ -21,7 +21,7 @@ from transformers.utils import logging
 from hf_deberta.engines.guards import is_tracing_or_exporting, without_dispatch_modes
 from hf_deberta.engines.unpadding import unpad
 from hf_deberta.model.attention import AUTO, attention_scale, disentangled_attention
-from hf_deberta.model.batch_layout import BatchLayout
+from hf_deberta.model.batch_layout import BatchLayout, gather, scatter
 from hf_deberta.model.input_checks import can_read_values, has_no_values
 from hf_deberta.model.relative_position import (
     TableProjection,
@@ -90,7 +90,7 @@ def encoder_forward(in_tree: Callable) -> Callable:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
         layout, table = shared
-        hidden_states = layout.gather(hidden_states)
+        hidden_states = gather(hidden_states, layout)
         states: list[torch.Tensor] = [hidden_states]
         probabilities: list[torch.Tensor | None] = []
         for i, layer in enumerate(self.layer):
@@ -101,7 +101,7 @@ def encoder_forward(in_tree: Callable) -> Callable:
                 new = self.conv(hidden_states, new, token_mask.long())
             states = [*states, new] if output_hidden_states else [new]
             probabilities.append(probability)
-        states = list(map(layout.scatter, states))
+        states = [scatter(each, layout) for each in states]
         if layout.token_mask is not None:  # zero as in an unpadded batch; LayerNorms would multiply its gradients
             states[-1] = states[-1].masked_fill(~layout.token_mask[..., None].to(states[-1].device), 0)
         output = BaseModelOutput(

@@ -144,6 +144,8 @@ class BatchLayout:
     length: int  # N
     device: torch.device
     window: TableWindow | None = None  # of the relative table; None without relative positions
+    unpadding: Any = None  # engines.unpadding.Unpadding, if the layers compute one row of real tokens
+    padded: "BatchLayout | None" = None  # the batch [B, N], if so
 
     def to(self, device: torch.device | str, **kwargs) -> "BatchLayout":
         """This layout with its tensors on another device: Accelerate calls this if layers are on several devices."""
@@ -206,10 +208,13 @@ class BatchLayout:
         as relative positions count it. Documents that a mask [B, N, N] separates are counted as one row. A ValueError
         if positions reach the `limit`, the number of position embeddings.
         """
+        given = self.position_ids
+        if self.padded is not None:
+            given = gather(self.padded.absolute_positions().expand(self.unpadding.shape), self)
         if limit is not None:
-            check_positions(self.position_ids, self.length, limit)
-        if self.position_ids is not None:
-            return self.position_ids
+            check_positions(given, self.length, limit)
+        if given is not None:
+            return given
         positions, mask = torch.arange(self.length, device=self.device)[None], self.token_mask
         if mask is None or (can_read_values(mask) and bool(mask[:, 0].all())):
             return positions
@@ -227,6 +232,8 @@ class BatchLayout:
 
     def pooled_positions(self) -> torch.Tensor:
         """Positions [B or 1, S] of the first real token of each row (S = 1), or of each document of a packed row."""
+        if self.unpadding is not None:
+            return self.unpadding.first_token_positions()[0][None]
         bounds, mask = self.attention_mask.cu_seqlens, self.token_mask
         if bounds is None:
             return self.first_token_positions()[:, :1]
@@ -235,6 +242,8 @@ class BatchLayout:
 
     def scatter_pooled(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """States [B or 1, S, hidden] at `pooled_positions`, zero where a row or document has no real token."""
+        if self.unpadding is not None:
+            return self.unpadding.scatter_pooled(states)
         bounds, mask = self.attention_mask.cu_seqlens, self.token_mask
         if mask is None:
             return states
@@ -242,28 +251,6 @@ class BatchLayout:
         if bounds is not None:
             exist = exist & (positions < bounds[1:])
         return states.masked_fill(~exist[..., None].to(states.device), 0)
-
-    # ---- an engine may compute the layers without padding: states are then one row, see `unpadded` below -------------
-
-    def gather(self, states: torch.Tensor) -> torch.Tensor:
-        """Inputs [B, N, ...] as the layers read them."""
-        return states
-
-    def scatter(self, states: torch.Tensor) -> torch.Tensor:
-        """Outputs of the layers as [B, N, ...]."""
-        return states
-
-    def batch_order(self, labelled: torch.Tensor) -> torch.Tensor | None:
-        """The order in the batch of the labelled tokens of a row [1, N], or None if it is their order in the row."""
-        return None
-
-    def for_many_queries(self) -> "BatchLayout":
-        """The layout for a layer whose queries are a large part of all tokens; states must be scattered for it."""
-        return self
-
-    def scatter_each(self, hidden_states: tuple[torch.Tensor | None, ...] | None) -> tuple | None:
-        """The hidden states of all layers as [B, N, hidden]; None stays None."""
-        return hidden_states and tuple(None if states is None else self.scatter(states) for states in hidden_states)
 
     def largest_span(self) -> int:
         """Tokens of the longest sequence: a document, or the row."""
@@ -273,13 +260,22 @@ class BatchLayout:
 @slot
 def unpadded(
     layout: BatchLayout,
-    states: torch.Tensor,  # [B, N, hidden], the embeddings
     config: HfDebertaConfig,
     returns_states: bool,  # hidden states to which gradients may be requested, or attention probabilities
     num_real_tokens: int | None,
 ) -> BatchLayout:
     """The layout in which the layers compute; an engine leaves padding out where that saves time."""
     return layout
+
+
+def gather(states: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
+    """Inputs [B, N, ...] as the layers read them: without padding [1, total, ...], or as they are."""
+    return states if layout.unpadding is None else layout.unpadding.gather(states)
+
+
+def scatter(states: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
+    """Outputs of the layers as [B, N, ...]."""
+    return states if layout.unpadding is None else layout.unpadding.scatter(states)
 
 
 def _moved(data, device: torch.device | str):

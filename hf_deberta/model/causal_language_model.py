@@ -77,7 +77,8 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 f"the convolution (conv_kernel_size={self.config.conv_kernel_size}) reads the next token, which a "
                 "causal language model must not; use a configuration with conv_kernel_size=0, or causal=False"
             )
-        embeddings, layout = self.deberta.start(*inputs, causal=True, **others)
+        layout = self.deberta.batch_layout(*inputs, causal=True, **others)
+        embeddings = self.deberta.embed(layout, input_ids, token_type_ids, inputs_embeds)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         labels = self._check_labels(labels, attention_mask, tokens, others.get("max_predictions_per_row"))
         labels = None if labels is None else next_token_labels(labels, layout)

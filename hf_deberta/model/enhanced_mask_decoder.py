@@ -12,7 +12,7 @@ Legend: B batch, N tokens, Q query positions per row, M predicted positions in t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack, cast
 
 import torch
@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .batch_layout import BatchLayout, real_tokens
+from .batch_layout import BatchLayout, gather, real_tokens, scatter
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, can_read_values, in_captured_graph
 from .losses import IGNORED, class_labels, cross_entropy, cross_entropy_per_item, mean_over_items
@@ -225,9 +225,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         loss NaN. With `sampling_temperature`, sparse prediction samples a token for each position from the softmax of
         logits / temperature; 0 takes the most likely.
         """
-        embeddings, layout = self.deberta.start(
+        layout = self.deberta.batch_layout(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
+        embeddings = self.deberta.embed(layout, input_ids, token_type_ids, inputs_embeds)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         labels = self._check_labels(labels, attention_mask, tokens, kwargs.get("max_predictions_per_row"))
         return self._predict(embeddings, layout, labels, num_items_in_batch, **kwargs)
@@ -250,11 +251,11 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         states = encoded.last_hidden_state
         if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
             encoded = self._with_last_layer(encoded, layout, output_flags.hidden_states)
-        hidden_states = layout.scatter_each(encoded.hidden_states)
-        if labels is not None and sparse and layout.for_many_queries() is not layout:
-            states, layout = layout.scatter(states), layout.for_many_queries()
+        if labels is not None and sparse and layout.padded is not None and layout.unpadding.lengths is None:
+            # a row of documents of unknown lengths would multiply each query with the keys of all documents
+            states, layout = scatter(states, layout), replace(layout.padded, window=layout.window)
         if labels is not None:
-            gathered = layout.gather(labels)
+            gathered = gather(labels, layout)
             if can_read_values(labels) or gathered is not labels:
                 max_predictions_per_row = None  # the number of labels costs little to read, and may be smaller
             labels = gathered
@@ -272,10 +273,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         else:
             logits = self.lm_predictions.lm_head(states)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-            fields = {"loss": loss, "logits": layout.scatter(logits)}
+            fields = {"loss": loss, "logits": scatter(logits, layout)}
         return HfDebertaMaskedLMOutput(
             **fields,
-            hidden_states=hidden_states,
+            hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
 
@@ -328,7 +329,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         table = encoder.position_table(layout)
         last, probabilities = encoder.layer[-1](before_last, table, layout, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
-        last_state: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
+        last_state: Any = scatter(last, layout) if layers in kept_states(output_hidden_states, layers + 1) else None
         return BaseModelOutput(
             last_hidden_state=last,
             hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last_state),
@@ -359,8 +360,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         loss = cast(torch.Tensor, fields.pop("loss"))
         if max_predictions_per_row is not None:
             loss = loss.masked_fill((labelled.sum(1) > max_predictions_per_row).any(), torch.nan)
-        order = layout.batch_order(labelled)
-        if order is not None:
+        if layout.unpadding is not None:
+            order = layout.unpadding.order_in_batch(labelled)
             fields = {name: None if field is None else field[order] for name, field in fields.items()}
         return {"loss": loss, **fields}
 

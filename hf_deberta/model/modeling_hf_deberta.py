@@ -18,7 +18,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention import attention_scale, disentangled_attention
-from .batch_layout import AttentionMask, BatchLayout, check_one_document, unpadded
+from .batch_layout import AttentionMask, BatchLayout, check_one_document, gather, scatter, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, may_hold_padding, product_dtype, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
@@ -285,13 +285,13 @@ class HfDebertaEncoder(nn.Module):
             return None
         return TableWindow(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation, self.can_shrink)
 
-    def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
-        """What each layer of this forward pass gets beside its states: `layout` with the rows of the table in use."""
+    def table_window(self, layout: BatchLayout) -> TableWindow | None:
+        """The rows of the relative table that this forward pass uses; None without relative attention."""
         whole = self.whole_table()
         if whole is None:
-            return layout
+            return None
         projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
-        return replace(layout, window=window_for(self, whole, layout.largest_span(), projections))
+        return window_for(self, whole, layout.largest_span(), projections)
 
     def position_table(self, layout: BatchLayout) -> torch.Tensor | None:
         """The rows of the relative table that the layout uses, [R, hidden]; None without relative attention."""
@@ -310,12 +310,12 @@ class HfDebertaEncoder(nn.Module):
 
         With `query_positions`, which increase along each row, `last_hidden_state` is [B, Q, hidden], and the last layer
         computes no other states unless they are requested. `output_hidden_states` may hold indices, as in Transformers;
-        the other states are then None.
+        the other states are then None. `hidden_states` of the output have their padding.
         """
         embeddings = hidden_states
         table = self.position_table(layout)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
-        states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
+        states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in kept else None]
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
         last_layer_for_all_tokens = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
@@ -331,7 +331,7 @@ class HfDebertaEncoder(nn.Module):
             )
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, layout.token_mask, layout.documents)
-            states.append(hidden_states if i + 1 in kept else None)
+            states.append(scatter(hidden_states, layout) if i + 1 in kept else None)
             if output_attentions:
                 attentions.append(probabilities)
         if last_layer_for_all_tokens:
@@ -413,9 +413,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         there, and a ValueError on the CPU. Saved folders without the package hf_deberta ignore it.
         """
         flags = self.output_flags(**kwargs)
-        embeddings, layout = self.start(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
-        )
+        layout = self.batch_layout(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        embeddings = self.embed(layout, input_ids, token_type_ids, inputs_embeds)
         if first_token_only and attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
             check_one_document(position_ids)
         if first_token_only:
@@ -424,8 +423,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             encoded.last_hidden_state = layout.scatter_pooled(encoded.last_hidden_state, positions)
         else:
             encoded = self.encoder(embeddings, layout, *flags)
-            encoded.last_hidden_state = layout.scatter(encoded.last_hidden_state)
-        encoded.hidden_states = layout.scatter_each(encoded.hidden_states)
+            encoded.last_hidden_state = scatter(encoded.last_hidden_state, layout)
         return encoded
 
     def output_flags(self, **kwargs: Any) -> OutputFlags:
@@ -437,7 +435,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             hidden_states = self.config.output_hidden_states
         return OutputFlags(bool(attentions), False if hidden_states is None else hidden_states)
 
-    def start(
+    def batch_layout(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -446,12 +444,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         causal: bool = False,
         **kwargs: Any,  # those of `forward`; others are ignored
-    ) -> tuple[torch.Tensor, BatchLayout]:
-        """Check the inputs; return the embeddings and the attention metadata of all layers.
-
-        Embeddings are [B, N, hidden], or one row [1, total, hidden] of real tokens if padding is left out, which
-        `layout.scatter` turns back into a batch. `causal`: no token sees those after it.
-        """
+    ) -> BatchLayout:
+        """Check the inputs; return the attention metadata of all layers. `causal`: no token sees those after it."""
         # a wrapper, such as PEFT's, may have no num_embeddings
         words = getattr(self.embeddings.word_embeddings, "num_embeddings", self.config.vocab_size)
         tokens = require_tokens(self.config, words, input_ids, token_type_ids, inputs_embeds)
@@ -463,11 +457,20 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         layout = BatchLayout.from_inputs(
             attention_mask, position_ids, cu_seq_lens_q, shape, tokens.device, causal, kwargs.get("max_length_q")
         )
-        embeddings = self.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
         flags = self.output_flags(**kwargs)
         returns_states = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
-        layout = unpadded(layout, embeddings, self.config, returns_states, num_real_tokens)
+        layout = unpadded(layout, self.config, returns_states, num_real_tokens)
         if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
             warn_past_largest_distance(layout.largest_span(), self.encoder.distance_parameters(), "from_pretrained")
-        states = layout.gather(embeddings)
-        return states, self.encoder.shared_by_layers(states, layout)
+        return replace(layout, window=self.encoder.table_window(layout))
+
+    def embed(
+        self,
+        layout: BatchLayout,
+        input_ids: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Embeddings [B, N, hidden], or of real tokens [1, total, hidden] if the layers compute these alone."""
+        embeddings = self.embeddings(input_ids, token_type_ids, layout.padded or layout, inputs_embeds)
+        return gather(embeddings, layout)

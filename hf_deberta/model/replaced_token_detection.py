@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from .batch_layout import real_tokens
+from .batch_layout import real_tokens, scatter
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs
 from .losses import IGNORED, binary_cross_entropy, binary_labels
@@ -88,14 +88,15 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         packed row the head adds to each token the state of its document's first token.
         """
         output_flags = self.deberta.output_flags(**kwargs)
-        embeddings, layout = self.deberta.start(
+        layout = self.deberta.batch_layout(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
+        embeddings = self.deberta.embed(layout, input_ids, token_type_ids, inputs_embeds)
         encoded = self.deberta.encoder(embeddings, layout, *output_flags)
         states = encoded.last_hidden_state
         first = layout.first_token_positions().expand(states.shape[0], -1).to(states.device)
         logits = self.mask_predictions(states, gather_positions(states, first))
-        logits = layout.scatter(logits)
+        logits = scatter(logits, layout)
         loss = None
         if labels is not None:
             real = None if attention_mask is None else real_tokens(attention_mask, *logits.shape)
@@ -104,7 +105,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         return TokenClassifierOutput(
             loss=loss,
             logits=logits,
-            hidden_states=layout.scatter_each(encoded.hidden_states),
+            hidden_states=encoded.hidden_states,
             attentions=encoded.attentions,
         )
 

@@ -30,8 +30,8 @@ def test_head(head, backend, mode, monkeypatch):
     model_class, labels = HEADS[head]
     rows = BATCH * 3 if head == "choices" else BATCH
     inputs = lambda: {**padded(), **labels(), "num_real_tokens": rows * LENGTH * 5 // 8}  # noqa: E731
-    gather = unpadding.UnpaddedLayout.gather
-    with patch.object(unpadding.UnpaddedLayout, "gather", autospec=True, side_effect=gather) as gathered:
+    gather = unpadding.Unpadding.gather
+    with patch.object(unpadding.Unpadding, "gather", autospec=True, side_effect=gather) as gathered:
         assert_never_waits(run(model_class, tiny(), inputs, **MODES[mode], backend=backend))
     assert gathered.called
 

@@ -29,6 +29,7 @@ from hf_deberta.engines import attention_sdpa
 from hf_deberta.in_tree import encoder
 from hf_deberta.model import attention
 from hf_deberta.model.attention import BACKENDS
+from hf_deberta.model.modeling_hf_deberta import HfDebertaSelfAttention
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 RELEASES = ["v1", "v2", "v3"]
@@ -219,17 +220,27 @@ def test_past_the_largest_distance_rows_are_as_chosen(shape, clamp, path, tmp_pa
                 assert_same(expected[not clamp], outputs(model, inputs), inputs["attention_mask"])
 
 
+def context_of(attention, states, *others):
+    """The context that a layer's attention computes from the layer's inputs, in this package or in Transformers."""
+    if isinstance(attention, HfDebertaSelfAttention):
+        table, layout, *_ = others
+        return attention(states, attention.project_keys(states, table, layout), layout.attention_mask)[0]
+    layout, _, _, table, *_ = others
+    return attention(states, layout, False, None, None, table)[0]
+
+
 def test_some_rows_of_each_projection_are_some_heads():
     """As in a process of a column-wise tensor-parallel plan."""
     for model in (in_tree("v3", "Model"), HfDebertaModel(HfDebertaConfig.from_preset("tiny")).eval()):
-        attention, calls = model.encoder.layer[0].attention.self, []
-        attention.register_forward_hook(lambda *call, calls=calls: calls.append(call), with_kwargs=True)
+        layer, calls = model.encoder.layer[0], []
+        attention = layer.attention.self
+        layer.register_forward_hook(lambda _, inputs, output, calls=calls: calls.append(inputs))
         with enable():
             model(**batch())
-            _, inputs, named, (whole, *_) = calls[0]
-            for layer in (attention.query_proj, attention.key_proj, attention.value_proj):
-                layer.weight.data, layer.bias.data = layer.weight.data[:16], layer.bias.data[:16]
-            torch.testing.assert_close(attention(*inputs, **named)[0], whole[..., :16])
+            whole = context_of(attention, *calls[0])
+            for each in (attention.query_proj, attention.key_proj, attention.value_proj):
+                each.weight.data, each.bias.data = each.weight.data[:16], each.bias.data[:16]
+            torch.testing.assert_close(context_of(attention, *calls[0]), whole[..., :16])
 
 
 def test_fake_tensors_are_not_kept():

@@ -108,7 +108,9 @@ def test_decoder_states_after_each_step(case, steps, tmp_path):
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path, emd_steps=steps)
     batch, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
     with torch.no_grad():
-        embeddings, context = model.deberta.start(**model_inputs(batch))
+        inputs = model_inputs(batch)
+        context = model.deberta.batch_layout(**inputs)
+        embeddings = model.deberta.embed(context, inputs["input_ids"], inputs.get("token_type_ids"), None)
         before_last = model.deberta.encoder(embeddings, context, skip_last=True).last_hidden_state
         states = model._decode(before_last, context, None)
     torch.testing.assert_close(states[batch["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
@@ -138,7 +140,8 @@ def test_replaced_token_detection(tmp_path):
 def encode_with_official_masks(model, batch, mask3d):
     """Return the output with the 2-D mask for embeddings, the 3-D mask for layers and no document boundaries."""
     deberta = model.deberta
-    embeddings, context = deberta.start(batch["input_ids"], batch["attention_mask_2d"])
+    context = deberta.batch_layout(batch["input_ids"], batch["attention_mask_2d"])
+    embeddings = deberta.embed(context, batch["input_ids"], None, None)
     context = replace(
         context, attention_mask=AttentionMask(mask3d.bool()), token_mask=mask3d.bool().any(1), documents=None
     )
