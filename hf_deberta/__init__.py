@@ -2,7 +2,7 @@
 
 import transformers
 
-from . import engines, metrics  # noqa: F401  # engines fills the slots of the model
+from . import engines, metrics  # noqa: F401  # engines replaces functions of the model
 from .export.transformers_format import export_to_transformers
 from .in_tree.enable import disable, enable
 from .model.attention import disentangled_attention

@@ -112,7 +112,7 @@ def saved_by_one_layer(model: PreTrainedModel, batch: int, tokens: int) -> int:
     embeddings = torch.zeros(batch, tokens, model.config.hidden_size, device="meta")
     layout = encoder_model.batch_layout(inputs_embeds=embeddings)
     states = encoder_model.embed(layout, None, None, embeddings)
-    table = encoder_model.encoder.position_table(layout)
+    table, layout = encoder_model.encoder.position_table(layout)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}
 

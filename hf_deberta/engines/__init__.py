@@ -1,12 +1,12 @@
-"""The speed: faster answers for the slots of `hf_deberta.model`, filled when the package is imported."""
+"""The speed: faster functions for those of `hf_deberta.model`, which they replace when the package is imported."""
 
-from ..model import attention, batch_layout, enhanced_mask_decoder, relative_position, slots
+from ..model import attention, batch_layout, enhanced_mask_decoder, slots
 from .attention_auto import checked_backend
 from .attention_sdpa import sdpa_attention
 from .linear_cross_entropy import loss_without_logits
 from .onednn import linear_by_onednn
 from .unpadding import unpadded_where_faster
-from .weight_cache import cached_by_weights, window_for_cache
+from .weight_cache import kept_by_weights
 
 
 def _triton_attention(*call) -> attention.Result:
@@ -21,12 +21,11 @@ def _triton_unsupported_reason(*call) -> str | None:
     return unsupported_reason(*call)
 
 
-slots.linear.fast = linear_by_onednn
-slots.cached.fast = cached_by_weights
-relative_position.window_for.fast = window_for_cache
-batch_layout.unpadded.fast = unpadded_where_faster
-attention.choose_backend.fast = checked_backend
-enhanced_mask_decoder.vocabulary_loss.fast = loss_without_logits
+slots.linear.use(linear_by_onednn)
+slots.kept.use(kept_by_weights)
+batch_layout.unpadded.use(unpadded_where_faster)
+attention.choose_backend.use(checked_backend)
+enhanced_mask_decoder.vocabulary_loss.use(loss_without_logits)
 attention.BACKENDS["sdpa"] = attention.Backend(sdpa_attention)
 attention.BACKENDS["triton"] = attention.Backend(
     _triton_attention, _triton_unsupported_reason, supports_query_positions=False

@@ -51,7 +51,7 @@ def checked_backend(
     dropout_p: float,
     scale: float,
 ) -> str:
-    """Fill the slot `choose_backend`: Triton if it supports the call and passes a check, or what the user set."""
+    """Replace `choose_backend`: Triton if it supports the call and passes a check, or what the user set."""
     if FORCED_BACKEND != AUTO:
         if FORCED_BACKEND not in ALLOWED_FORCED:
             raise ValueError(f"{ENVIRONMENT_VARIABLE} must be {', '.join(ALLOWED_FORCED)}, not {FORCED_BACKEND!r}")

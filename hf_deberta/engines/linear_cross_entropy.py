@@ -68,7 +68,7 @@ def loss_without_logits(
     num_items_in_batch: torch.Tensor | int | None,
     sampling_temperature: float | None,
 ) -> dict[str, torch.Tensor | None]:
-    """Fill the slot `vocabulary_loss`: without the logits, if nothing can observe them."""
+    """Replace `vocabulary_loss`: without the logits, if nothing can observe them."""
     if not can_skip_logits(head):
         return vocabulary_loss.plain(head, states, labels, num_items_in_batch, sampling_temperature)
     loss, losses, predictions, samples = linear_cross_entropy(

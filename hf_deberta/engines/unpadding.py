@@ -79,7 +79,7 @@ def unpadded_where_faster(
     returns_states: bool,
     num_real_tokens: int | None,
 ) -> BatchLayout:
-    """Fill the slot `unpadded`: enabled in the configuration, supported by the backend, no states returned.
+    """Replace `unpadded`: enabled in the configuration, supported by the backend, no states returned.
 
     States at padding would be copies, without the gradients of the layers. Outside of the CPU the number of real tokens
     must be given.

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 from ..model.input_checks import in_captured_graph
-from ..model.relative_position import TableProjection, TableWindow, table_modules
 from ..model.slots import in_reference_mode
 from .guards import has_global_hooks_or_modes, in_functorch_transform, is_unmodified_module
 
@@ -94,29 +93,17 @@ def is_fixed(module: nn.Module) -> bool:
 _caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
 
 
-def cached_by_weights(
+def kept_by_weights(
     owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
-) -> Result:
-    """Fill the slot `cached`: the result of the last call for this owner, if weights and inputs are the same."""
+) -> Result | None:
+    """Replace `kept`: the result of the last call for this owner, if weights and inputs are the same."""
     if in_captured_graph():  # which cannot hold a cache
-        return compute()
+        return None
     modules = tuple(modules)
     if can_cache(modules):
         return _caches.setdefault(owner, WeightCache()).get_or_compute(modules, compute, *inputs)
     _caches.pop(owner, None)
-    return compute()
-
-
-def window_for_cache(
-    encoder: nn.Module, whole: TableWindow, length: int, projections: Iterable[TableProjection]
-) -> TableWindow:
-    """Fill the slot `window_for`: all rows if the table and its projections are cached."""
-    if in_captured_graph():
-        return whole
-    if can_cache(table_modules(encoder)) and all(can_cache(projection.modules()) for projection in projections):
-        return whole
-    _caches.pop(encoder, None)
-    return whole.for_length(length)
+    return None
 
 
 def weight_state(weights: list[torch.Tensor]) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ from hf_deberta.model.modeling_heads import (
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
-from hf_deberta.model.relative_position import TableWindow, position_table
+from hf_deberta.model.relative_position import LONGEST_TEXT, TableWindow, position_table
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -113,7 +113,7 @@ class GraphAttention(nn.Module):
         size = len(query.weight)
         self.query, self.key_value = GraphLinear(weight[:size], bias[:size]), GraphLinear(weight[size:], bias[size:])
         falling = rising = constant = None
-        positions = attention.table_projection().relative_positions(table, window, attention)
+        positions = attention.table_projection().relative_positions(table, window, LONGEST_TEXT, attention)
         if positions is not None:
             positions = positions.with_scaled_queries(scale, torch.float32).to(torch.float64)  # for the products of p2p
             falling, rising, constant = distance_tables(positions, positions.saturation)
@@ -200,15 +200,13 @@ class GraphEncoder(HfDebertaEncoder):
         nn.Module.__init__(self)
         self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
         window = encoder.whole_table()
-        table, self.reach = (None, 0) if window is None else (position_table(encoder, window), window.saturation)
+        table, _ = position_table(encoder, window, LONGEST_TEXT)
+        self.reach = 0 if window is None else window.saturation
         for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, window)
 
-    def table_window(self, layout: BatchLayout) -> None:
-        return None
-
-    def position_table(self, layout: BatchLayout) -> GraphLayout:  # type: ignore[override]
-        return graph_layout_of(layout, self.reach)
+    def position_table(self, layout: BatchLayout) -> tuple[GraphLayout, BatchLayout]:  # type: ignore[override]
+        return graph_layout_of(layout, self.reach), layout
 
 
 class GraphModel(nn.Module):

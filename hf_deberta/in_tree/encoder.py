@@ -30,7 +30,6 @@ from hf_deberta.model.relative_position import (
     row_numbers,
     split_heads,
     warn_past_largest_distance,
-    window_for,
 )
 from hf_deberta.model.slots import in_reference_mode, linear
 
@@ -133,7 +132,9 @@ def attention_forward(in_tree: Callable) -> Callable:
         query, key, value = _project(self, hidden_states)
         positions = None
         if rel_embeddings is not None:  # without relative attention, a layer lacks what a projection consists of
-            positions = table_projection_of(self).relative_positions(rel_embeddings, layout.window, self)
+            positions = table_projection_of(self).relative_positions(
+                rel_embeddings, layout.window, layout.largest_span(), self
+            )
         states, probabilities = disentangled_attention(
             query,
             key,
@@ -274,6 +275,5 @@ def shared_by_layers(
     whole = whole_table_of(encoder, states)
     if whole is None:
         return None
-    projections = (table_projection_of(layer.attention.self) for layer in encoder.layer)
-    window = window_for(encoder, whole, layout.largest_span(), projections)
-    return replace(layout, window=window), position_table(encoder, window)
+    table, window = position_table(encoder, whole, layout.largest_span())
+    return replace(layout, window=window), table

@@ -30,7 +30,7 @@ from .attention_sdpa import sdpa_attention
 from .batch_layout import AttentionMask
 from .input_checks import in_captured_graph
 from .relative_position import RelativePositions
-from .slots import in_reference_mode, slot
+from .slots import in_reference_mode, replaceable
 
 logger = logging.get_logger(__name__)
 
@@ -98,7 +98,7 @@ def disentangled_attention(
     return selected.attend(query, key, value, positions, mask, dropout_p, scale)
 
 
-@slot
+@replaceable
 def choose_backend(
     query: torch.Tensor,  # [B, H, Q, d]
     key: torch.Tensor,  # [B, H, K, d]

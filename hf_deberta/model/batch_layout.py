@@ -17,7 +17,7 @@ from torch import nn
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import can_read_values, check_positions, check_tensors, in_captured_graph
 from .relative_position import TableWindow
-from .slots import slot
+from .slots import replaceable
 
 Result = TypeVar("Result")
 
@@ -257,7 +257,7 @@ class BatchLayout:
         return self.length if self.attention_mask.longest is None else self.attention_mask.longest
 
 
-@slot
+@replaceable
 def unpadded(
     layout: BatchLayout,
     config: HfDebertaConfig,

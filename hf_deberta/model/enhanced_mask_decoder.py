@@ -12,7 +12,7 @@ Legend: B batch, N tokens, Q query positions per row, M predicted positions in t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
 import torch
@@ -29,7 +29,7 @@ from .input_checks import EncoderKwargs, can_read_values, in_captured_graph
 from .losses import IGNORED, class_labels, cross_entropy, cross_entropy_per_item, mean_over_items
 from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
 from .pretrained_model import HfDebertaPreTrainedModel
-from .slots import linear, slot
+from .slots import linear, replaceable
 
 DENSE_DECODING_THRESHOLD = 3 / 4  # if a row has a larger share of labelled positions, decode all positions
 
@@ -65,7 +65,7 @@ class HfDebertaLMHead(nn.Module):
         return self.LayerNorm(self.activation(linear(self.dense, states)))
 
 
-@slot
+@replaceable
 def vocabulary_loss(
     head: HfDebertaLMHead,
     states: torch.Tensor,  # [M, hidden]
@@ -253,7 +253,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             encoded = self._with_last_layer(encoded, layout, output_flags.hidden_states)
         if labels is not None and sparse and layout.padded is not None and layout.unpadding.lengths is None:
             # a row of documents of unknown lengths would multiply each query with the keys of all documents
-            states, layout = scatter(states, layout), replace(layout.padded, window=layout.window)
+            states, layout = scatter(states, layout), layout.padded
         if labels is not None:
             gathered = gather(labels, layout)
             if can_read_values(labels) or gathered is not labels:
@@ -318,7 +318,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         encoder = self.deberta.encoder
         absolute = self.deberta.embeddings.absolute_embeddings(layout)
         query_states, layout = gather_positions(states + absolute, query_positions), layout.for_queries(query_positions)
-        return encoder.layer[-1](states, encoder.position_table(layout), layout, query_states, self.config.emd_steps)[0]
+        table, layout = encoder.position_table(layout)
+        return encoder.layer[-1](states, table, layout, query_states, self.config.emd_steps)[0]
 
     def _with_last_layer(
         self, encoded: BaseModelOutput, layout: BatchLayout, output_hidden_states: bool | int | list[int]
@@ -326,7 +327,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
         needs_attentions = encoded.attentions is not None
-        table = encoder.position_table(layout)
+        table, layout = encoder.position_table(layout)
         last, probabilities = encoder.layer[-1](before_last, table, layout, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
         last_state: Any = scatter(last, layout) if layers in kept_states(output_hidden_states, layers + 1) else None

@@ -34,7 +34,6 @@ from .relative_position import (
     saturation_of,
     split_heads,
     warn_past_largest_distance,
-    window_for,
 )
 from .slots import linear
 
@@ -149,7 +148,9 @@ class HfDebertaSelfAttention(nn.Module):
         self, states: torch.Tensor, position_table: torch.Tensor | None, layout: BatchLayout
     ) -> ProjectedKeys:
         """Keys and values of states [B, N, hidden], and the position terms from the table [R, hidden]."""
-        relative = self.table_projection().relative_positions(position_table, layout.window, self)
+        relative = self.table_projection().relative_positions(
+            position_table, layout.window, layout.largest_span(), self
+        )
         inputs = states.to(product_dtype(states))
         key = split_heads(linear(self.key_proj, inputs), self.head_size)
         value = split_heads(linear(self.value_proj, inputs), self.head_size)
@@ -285,17 +286,10 @@ class HfDebertaEncoder(nn.Module):
             return None
         return TableWindow(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation, self.can_shrink)
 
-    def table_window(self, layout: BatchLayout) -> TableWindow | None:
-        """The rows of the relative table that this forward pass uses; None without relative attention."""
-        whole = self.whole_table()
-        if whole is None:
-            return None
-        projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
-        return window_for(self, whole, layout.largest_span(), projections)
-
-    def position_table(self, layout: BatchLayout) -> torch.Tensor | None:
-        """The rows of the relative table that the layout uses, [R, hidden]; None without relative attention."""
-        return None if layout.window is None else position_table(self, layout.window)
+    def position_table(self, layout: BatchLayout) -> tuple[torch.Tensor | None, BatchLayout]:
+        """The relative table [R, hidden], and the layout with the table's rows; None without relative attention."""
+        table, window = position_table(self, self.whole_table(), layout.largest_span())
+        return table, replace(layout, window=window)
 
     def forward(
         self,
@@ -313,7 +307,7 @@ class HfDebertaEncoder(nn.Module):
         the other states are then None. `hidden_states` of the output have their padding.
         """
         embeddings = hidden_states
-        table = self.position_table(layout)
+        table, layout = self.position_table(layout)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
         states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in kept else None]
         attentions: list[torch.Tensor] = []
@@ -462,7 +456,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         layout = unpadded(layout, self.config, returns_states, num_real_tokens)
         if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
             warn_past_largest_distance(layout.largest_span(), self.encoder.distance_parameters(), "from_pretrained")
-        return replace(layout, window=self.encoder.table_window(layout))
+        return layout
 
     def embed(
         self,

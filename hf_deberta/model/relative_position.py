@@ -19,7 +19,7 @@ from torch import nn
 from transformers.utils import logging
 
 from .input_checks import in_captured_graph, product_dtype
-from .slots import cached, linear, slot
+from .slots import kept, linear
 
 logger = logging.get_logger(__name__)
 
@@ -113,8 +113,8 @@ class TableWindow:
         return cls(0, 2 * span, rows_of_distance, saturation_of(rows), may_be_pruned(rows, span))
 
     def for_length(self, length: int) -> "TableWindow":
-        """The rows that sequences of `length` tokens use, of a window with all rows."""
-        if not self.can_shrink:
+        """The rows that sequences of `length` tokens use; all rows in a captured graph, which must hold for others."""
+        if not (self.is_whole and self.can_shrink) or in_captured_graph():
             return self
         first, end = rows_for_length(length, self.end // 2)
         rows_of_distance = rows_in_window(self.rows_of_distance, first, end)
@@ -136,12 +136,17 @@ class TableProjection:
         return tuple(module for module in (self.key, self.query, self.dropout) if module is not None)
 
     def relative_positions(
-        self, table: torch.Tensor | None, window: TableWindow | None, owner: nn.Module
+        self, table: torch.Tensor | None, window: TableWindow | None, length: int, owner: nn.Module
     ) -> RelativePositions | None:
-        """The position terms of a layer, the `owner`; None if the layer has no terms."""
+        """The position terms of a layer, the `owner`, for up to `length` tokens; None if the layer has no terms."""
         if table is None or window is None or not self.terms:
             return None
-        key, query, query_scale = cached(owner, self.modules(), lambda: self.project(table), table)
+        projected = kept(owner, self.modules(), lambda: self.project(table), table) if window.is_whole else None
+        if projected is None:
+            part = window.for_length(length)
+            projected = self.project(table if part is window else table[part.first : part.end])
+            window = part
+        key, query, query_scale = projected
         return RelativePositions(key, query, window.rows_of_distance, window.saturation, self.terms, query_scale)
 
     def project(self, table: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
@@ -164,35 +169,29 @@ def split_heads(states: torch.Tensor, head_size: int) -> torch.Tensor:
     return states.unflatten(-1, (-1, head_size)).transpose(-3, -2)
 
 
-def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:
-    """The embedding of an encoder's relative table and, if the encoder has one, its LayerNorm."""
-    modules = (getattr(encoder, "rel_embeddings", None), getattr(encoder, "LayerNorm", None))
-    return tuple(module for module in modules if isinstance(module, nn.Module))
+def position_table(
+    encoder: nn.Module, whole: TableWindow | None, length: int
+) -> tuple[torch.Tensor | None, TableWindow | None]:
+    """The normalised relative table [R, hidden] of an encoder, and its rows; None without relative attention.
 
-
-@slot
-def window_for(
-    encoder: nn.Module, whole: TableWindow, length: int, projections: Iterable[TableProjection]
-) -> TableWindow:
-    """The rows that sequences of `length` tokens use; all rows in a captured graph, which must hold for other lengths.
-
-    An engine that caches the projections of all layers lets them project all rows.
+    The table has all rows if it is kept for other calls, else those that sequences of `length` tokens use.
     """
-    return whole if in_captured_graph() else whole.for_length(length)
+    if whole is None:
+        return None, None
+    parts: Any = [getattr(encoder, name, None) for name in ("rel_embeddings", "LayerNorm")]
+    embedding, *norms = modules = [module for module in parts if isinstance(module, nn.Module)]
 
-
-def position_table(encoder: nn.Module, window: TableWindow) -> torch.Tensor:
-    """The rows of the window of the relative table, normalised, [R, hidden]; cached if it has all rows."""
-    modules = table_modules(encoder)
-    embedding: Any = modules[0]
-
-    def compute() -> torch.Tensor:
+    def rows_of(window: TableWindow) -> torch.Tensor:
         table = embedding(torch.arange(window.first, window.end, device=window.rows_of_distance.device))
-        for norm in modules[1:]:
+        for norm in norms:
             table = norm(table)
         return table
 
-    return cached(encoder, modules, compute) if window.is_whole else compute()
+    table = kept(encoder, modules, lambda: rows_of(whole))
+    if table is not None:
+        return table, whole
+    window = whole.for_length(length)
+    return rows_of(window), window
 
 
 def warn_past_largest_distance(length: int, parameters: tuple[int, int, bool] | None, function: str) -> None:

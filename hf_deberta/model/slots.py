@@ -1,7 +1,7 @@
-"""Slots: the places where the package computes the same numbers faster than the files of a saved folder.
+"""The functions that the package replaces by faster ones, which compute the same numbers.
 
-A function with `@slot` is the plain answer, all that a saved folder has. `import hf_deberta` fills the slots with the
-functions of `hf_deberta.engines`; in `reference_mode` the plain answers compute again.
+A function with `@replaceable` is the plain answer, all that a saved folder has. `import hf_deberta` replaces it by one
+of `hf_deberta.engines`; in `reference_mode` the plain functions compute again.
 """
 
 import os
@@ -40,24 +40,33 @@ def in_reference_mode() -> bool:
     return _reference_requests > 0
 
 
-class slot(Generic[Arguments, Result]):  # a decorator
-    """A function whose place a faster one may take: `fast` has the same arguments and the same results."""
+class replaceable(Generic[Arguments, Result]):
+    """Decorator of a function that a faster one may replace, with the same arguments and results."""
 
     def __init__(self, plain: Callable[Arguments, Result]):
-        self.plain = self.fast = plain
+        self.plain = self.faster = plain
         self.__doc__ = plain.__doc__
 
+    def use(self, faster: Callable[Arguments, Result]) -> None:
+        """Call this function from now on, except in reference mode."""
+        self.faster = faster
+
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        return (self.plain if _reference_requests else self.fast)(*args, **kwargs)
+        return (self.plain if _reference_requests else self.faster)(*args, **kwargs)
 
 
-@slot
+@replaceable
 def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """Apply a linear layer. An engine may compute it without calling the module, if nothing observes the call."""
     return layer(states)
 
 
-@slot
-def cached(owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object) -> Result:
-    """Return `compute()`, or what it returned before for this owner if weights and inputs are the same."""
-    return compute()
+@replaceable
+def kept(
+    owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
+) -> Result | None:
+    """Return `compute()`, or what it returned before for this owner if weights and inputs are the same.
+
+    None if nothing can be kept; the caller then computes only what this call needs.
+    """
+    return None

@@ -9,7 +9,7 @@ import torch
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
-from hf_deberta.model.relative_position import position_table, rows_at
+from hf_deberta.model.relative_position import LONGEST_TEXT, position_table, rows_at
 
 from .scores import TITLES, encoder_of, scores_of_layers, tokenize
 
@@ -53,8 +53,8 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     attention = cast(HfDebertaLayer, encoder.layer[layer]).attention.self
     rows = encoder.whole_table()
     with hf_deberta.reference_mode():
-        table = None if rows is None else position_table(encoder, rows)
-        positions = attention.table_projection().relative_positions(table, rows, attention)
+        table, _ = position_table(encoder, rows, LONGEST_TEXT)
+        positions = attention.table_projection().relative_positions(table, rows, LONGEST_TEXT, attention)
     if rows is None or positions is None:
         raise ValueError("this model has no relative positions (relative_attention, pos_att_type in its configuration)")
     positions = positions.with_scaled_queries(1.0, torch.float32)
