@@ -22,7 +22,7 @@ from hf_deberta.in_tree.encoder import (
 from hf_deberta.model import relative_position
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import unfuse_qkv
-from hf_deberta.model.relative_position import RelativePositions, TableProjection, TableWindow
+from hf_deberta.model.relative_position import LONGEST_TEXT, RelativePositions, TableProjection, TableWindow
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -109,4 +109,4 @@ def position_table(encoder: Any) -> tuple[torch.Tensor | None, TableWindow | Non
         rows = whole_table_of(encoder, next(encoder.parameters()))
         if rows is None or has_talking_heads(encoder):
             raise ValueError("this encoder has options that hf_deberta does not compute, so it cannot be prepared")
-    return None if rows is None else relative_position.position_table(encoder, rows), rows
+    return relative_position.position_table(encoder, rows, LONGEST_TEXT)
