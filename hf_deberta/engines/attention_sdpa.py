@@ -82,12 +82,12 @@ def sdpa_attention(
     if uses_device_path(query) and mask.query_positions is None:
         return attend_on_device(query, key, value, positions, mask, dropout_p, scale), None
     if needs_float32(query, key, positions, scale):
-        positions = None if positions is None else positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
+        positions = None if positions is None else positions.scaled(scale, torch.float32)
         with without_autocast(query.device):
             query = query.float() * scale
             context = attend_with_scaled_queries(query, key.float(), value.float(), positions, mask, dropout_p)
         return context.to(value.dtype), None
-    positions = None if positions is None else positions.with_scaled_queries(scale, query.dtype)
+    positions = None if positions is None else positions.scaled(scale, query.dtype)
     return attend_with_scaled_queries(query * scale, key, value, positions, mask, dropout_p), None
 
 

@@ -115,7 +115,7 @@ class GraphAttention(nn.Module):
         falling = rising = constant = None
         positions = attention.table_projection().relative_positions(table, window, LONGEST_TEXT, attention)
         if positions is not None:
-            positions = positions.with_scaled_queries(scale, torch.float32).to(torch.float64)  # for the products of p2p
+            positions = positions.scaled(scale, torch.float64)  # for the products of p2p
             falling, rising, constant = distance_tables(positions, positions.saturation)
         self.register_buffer("falling", None if falling is None else falling.float())
         self.register_buffer("rising", None if rising is None else rising.float())

@@ -64,7 +64,7 @@ def disentangled_attention(
     dropout_p: float = 0.0,
     backend: str = "eager",
 ) -> Result:
-    """Context [B, H, Q, d], and probabilities [B, H, Q, K] if the backend is "eager", else None.
+    """Check the inputs; return the context [B, H, Q, d], and probabilities [B, H, Q, K] if the backend is "eager".
 
     Args:
         positions: position terms to add to the scores; by default none.
@@ -92,6 +92,20 @@ def disentangled_attention(
     mask.check(query, key)
     if scale is None:
         scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])
+    return attend(query, key, value, positions, mask, dropout_p, scale, backend)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+    scale: float,
+    backend: str,
+) -> Result:
+    """`disentangled_attention` of a layer, whose inputs need no checks."""
     if backend == AUTO:
         backend = choose_backend(query, key, value, positions, mask, dropout_p, scale)
     selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
@@ -164,7 +178,7 @@ def _external_backend(name: str) -> Backend:
 
     def attend(query, key, value, positions, mask, dropout_p, scale) -> Result:
         if positions is not None:
-            positions = replace(positions.with_scaled_queries(scale, query.dtype), query_scale=1.0)
+            positions = replace(positions.scaled(scale, query.dtype), query_scale=1.0)
         context = function(query * scale, key, value, positions, mask, dropout_p)
         if not torch.is_tensor(context) or context.shape != query.shape:
             raise TypeError(

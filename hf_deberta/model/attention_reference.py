@@ -30,7 +30,7 @@ def reference_attention(
     """Context [B, H, Q, d] and probabilities [B, H, Q, K]."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     query = query.to(dtype) * scale
-    positions = None if positions is None else positions.with_scaled_queries(scale, dtype)
+    positions = None if positions is None else positions.scaled(scale, dtype)
     row = None
     if positions is not None:
         at_keys = torch.arange(key.shape[2], device=key.device)
@@ -54,7 +54,6 @@ def softmax_attention(
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(dtype), key.to(dtype)
-    positions = None if positions is None else positions.to(dtype)
     with without_autocast(query.device):
         scores, *others = score_terms(query, key, positions, row).values()
         probabilities = visible_softmax(sum(others, start=scores), visible)

@@ -58,7 +58,7 @@ def sdpa_attention(
     with without_autocast(query.device):
         query, key, wide_value = query.to(dtype) * scale, key.to(dtype), value.to(dtype)
         if positions is not None:
-            positions = positions.with_scaled_queries(scale, dtype).to(dtype)
+            positions = positions.scaled(scale, dtype)
         context = attend_in_blocks(query, key, wide_value, positions, mask, dropout_p)
     return context.to(value.dtype), None
 

@@ -171,6 +171,8 @@ class BatchLayout:
         batch, length = shape
         check_tensors(position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
         _check_position_ids(position_ids, batch, length)
+        if cu_seq_lens_q is not None and batch != 1:
+            raise ValueError(f"cu_seq_lens_q describes one packed row, not a batch of {batch}")
         mask = token_mask = documents = lengths = longest = None
         if attention_mask is not None:
             mask = boolean_mask(attention_mask, batch, length)

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .attention import attention_scale, disentangled_attention
+from .attention import attend, attention_scale
 from .batch_layout import AttentionMask, BatchLayout, check_one_document, gather, scatter, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, may_hold_padding, product_dtype, require_tokens
@@ -103,7 +103,7 @@ class ProjectedKeys(NamedTuple):
 
 
 class HfDebertaSelfAttention(nn.Module):
-    """Projections of states and of the relative table, then `disentangled_attention`."""
+    """Projections of states and of the relative table, then attention."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
@@ -132,15 +132,10 @@ class HfDebertaSelfAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The context [B, Q, hidden] of each query, and attention probabilities if requested."""
         query = linear(self.query_proj, keys.inputs if states is keys.states else states)
-        context, probabilities = disentangled_attention(
-            split_heads(query, self.head_size),
-            keys.key,
-            keys.value,
-            keys.relative,
-            mask,
-            scale=self.scale,
-            dropout_p=self.dropout.p if self.dropout.training else 0.0,
-            backend=self.backend(output_attentions),
+        query = split_heads(query, self.head_size)
+        dropout_p = self.dropout.p if self.dropout.training else 0.0
+        context, probabilities = attend(
+            query, keys.key, keys.value, keys.relative, mask, dropout_p, self.scale, self.backend(output_attentions)
         )
         return context.transpose(1, 2).flatten(2), probabilities if output_attentions else None
 
@@ -255,26 +250,24 @@ class HfDebertaEncoder(nn.Module):
         super().__init__()
         self.config = config
         self.layer = nn.ModuleList([HfDebertaLayer(config) for _ in range(config.num_hidden_layers)])
+        # the arguments of `rows_of_distances`
+        self.distance_parameters = config.max_distance, config.position_buckets, config.clamp_relative_distance
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
             default = torch.get_default_device()
             device = torch.device("cpu") if default.type == "meta" else default  # meta weights may be assigned later
-            rows_of_distance = rows_of_distances(*self.distance_parameters()).to(device)
+            rows_of_distance = rows_of_distances(*self.distance_parameters).to(device)
             self.register_buffer("rows_of_distance", rows_of_distance, persistent=False)
-            rows = row_numbers(*self.distance_parameters())
+            rows = row_numbers(*self.distance_parameters)
             self.can_shrink, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
 
-    def distance_parameters(self) -> tuple[int, int, bool]:
-        """The arguments of `rows_of_distances`."""
-        return self.config.max_distance, self.config.position_buckets, self.config.clamp_relative_distance
-
     def init_buffers(self) -> None:
         """Fill the buffers that no checkpoint holds; `HfDebertaPreTrainedModel._init_weights` calls this."""
         if self.config.relative_attention:
-            init.copy_(self.rows_of_distance, rows_of_distances(*self.distance_parameters()))
+            init.copy_(self.rows_of_distance, rows_of_distances(*self.distance_parameters))
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
@@ -455,7 +448,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         returns_states = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
         layout = unpadded(layout, self.config, returns_states, num_real_tokens)
         if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
-            warn_past_largest_distance(layout.largest_span(), self.encoder.distance_parameters(), "from_pretrained")
+            warn_past_largest_distance(layout.largest_span(), self.encoder.distance_parameters, "from_pretrained")
         return layout
 
     def embed(

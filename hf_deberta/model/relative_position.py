@@ -8,7 +8,7 @@ clipping turn it into a row in [0, 2s); row s is distance 0. All of this is inte
 """
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -81,19 +81,13 @@ class RelativePositions:
                     "position_query for p2c; a tensor-parallel plan splits their projections like query_proj"
                 )
 
-    def to(self, dtype: torch.dtype) -> "RelativePositions":
-        """These relative positions with both tables cast to `dtype`."""
-        key, query = (None if table is None else table.to(dtype) for table in (self.position_key, self.position_query))
-        return replace(self, position_key=key, position_query=query)
-
-    def with_scaled_queries(self, scale: float, dtype: torch.dtype) -> "RelativePositions":
-        """These relative positions with position queries that include `scale`, multiplied in `dtype`."""
-        position_query = self.position_query
-        if self.query_scale == scale:
-            return self
-        if position_query is not None:
-            position_query = position_query.to(dtype) * (scale / self.query_scale)
-        return replace(self, position_query=position_query, query_scale=scale)
+    def scaled(self, scale: float, dtype: torch.dtype) -> "RelativePositions":
+        """Both tables in `dtype`; position queries, multiplied in this type, include `scale`."""
+        key, query = self.position_key, self.position_query
+        key, query = (None if key is None else key.to(dtype)), (None if query is None else query.to(dtype))
+        if query is not None and self.query_scale != scale:
+            query = query * (scale / self.query_scale)
+        return replace(self, position_key=key, position_query=query, query_scale=scale)
 
 
 @dataclass(frozen=True)
@@ -141,7 +135,7 @@ class TableProjection:
         """The position terms of a layer, the `owner`, for up to `length` tokens; None if the layer has no terms."""
         if table is None or window is None or not self.terms:
             return None
-        projected = kept(owner, self.modules(), lambda: self.project(table), table) if window.is_whole else None
+        projected = kept(owner, self.modules(), lambda: self.project(table), table)
         if projected is None:
             part = window.for_length(length)
             projected = self.project(table if part is window else table[part.first : part.end])

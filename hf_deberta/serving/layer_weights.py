@@ -59,7 +59,7 @@ def constant_positions(projection: TableProjection, table: torch.Tensor, rows: T
     positions = RelativePositions(
         key, query, rows.rows_of_distance, rows.saturation, projection.terms, query_scale, reusable=True
     )
-    return replace(positions.with_scaled_queries(projection.scale, torch.float32), query_scale=1.0)
+    return replace(positions.scaled(projection.scale, torch.float32), query_scale=1.0)
 
 
 def projections_of(attention: Any) -> tuple[WeightAndBias, ...]:

@@ -57,7 +57,7 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
         positions = attention.table_projection().relative_positions(table, rows, LONGEST_TEXT, attention)
     if rows is None or positions is None:
         raise ValueError("this model has no relative positions (relative_attention, pos_att_type in its configuration)")
-    positions = positions.with_scaled_queries(1.0, torch.float32)
+    positions = positions.scaled(1.0, torch.float32)
     span = positions.saturation
     distances = torch.arange(-span, span + 1, device=rows.rows_of_distance.device)
     row = rows_at(distances, positions.rows_of_distance)

@@ -96,7 +96,7 @@ def _layer_scores(
     dtype = torch.promote_types(query.dtype, torch.float32)
     positions, row = projected.relative, None
     if positions is not None:
-        positions = positions.with_scaled_queries(attention.scale, dtype).to(dtype)
+        positions = positions.scaled(attention.scale, dtype)
         at = torch.arange(length, device=query.device)
         row = rows_between(at, at, positions.rows_of_distance)[None]
     terms = score_terms(query.to(dtype) * attention.scale, projected.key.to(dtype), positions, row)

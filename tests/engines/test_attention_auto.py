@@ -416,7 +416,7 @@ class RoundedGradient(torch.autograd.Function):
 def rounding_like_the_kernels(query, key, value, positions, mask, dropout_p, scale):
     """The reference, which rounds probabilities; the kernels also round gradients of scores, before they multiply."""
     row = rows_between(torch.arange(query.shape[2])[None], torch.arange(key.shape[2]), positions.rows_of_distance)
-    scaled = positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
+    scaled = positions.scaled(scale, torch.float32)
     scores = sum(score_terms(query.float() * scale, key.float(), scaled, row).values())
     scores = RoundedGradient.apply(scores, query.dtype)
     probabilities = visible_softmax(scores, mask.visible(query.shape[2], query.device))
@@ -463,7 +463,7 @@ def without_terms(query_tile, key_tile):
         visible = mask.visible(query.shape[2], query.device)
         context = reference_attention(query, key, value, positions, mask, 0.0, scale)[0]
         row = rows_between(torch.arange(len(tile))[None], torch.arange(len(tile)), positions.rows_of_distance)
-        scaled = positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
+        scaled = positions.scaled(scale, torch.float32)
         terms = score_terms(query.float() * scale, key.float(), scaled, row)
         scores = torch.where(wrong, terms["c2c"], sum(terms.values()))
         other = visible_softmax(scores, visible).to(value.dtype) @ value

@@ -338,7 +338,7 @@ def test_on_a_gpu(case, dtype):
         positions = RelativePositions.from_tables(position_key, position_query, rows)
         at = torch.arange(length, device="cuda")
         row = rows_between(at[None], at, rows)
-        terms = score_terms(query * scale, key, positions.with_scaled_queries(scale, dtype), row)
+        terms = score_terms(query * scale, key, positions.scaled(scale, dtype), row)
         visible = AttentionMask(**mask).visible(length, query.device)
         return visible_softmax(sum(terms.values()), visible) @ value
 

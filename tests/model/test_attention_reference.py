@@ -43,7 +43,7 @@ def reference_attention(
 ):
     """The reference for any row of each pair, scaled in float32 at least as `disentangled_attention` does."""
     dtype = torch.promote_types(query.dtype, torch.float32)
-    positions = relative_positions(position_key, position_query, terms).with_scaled_queries(scale, dtype)
+    positions = relative_positions(position_key, position_query, terms).scaled(scale, dtype)
     return softmax_attention(query.to(dtype) * scale, key, value, positions, row, visible, dropout_p)
 
 
