@@ -199,6 +199,7 @@ class GraphEncoder(HfDebertaEncoder):
     def __init__(self, encoder: HfDebertaEncoder):
         nn.Module.__init__(self)
         self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
+        self.distance_parameters = encoder.distance_parameters
         window = encoder.whole_table()
         table, _ = position_table(encoder, window, LONGEST_TEXT)
         self.reach = 0 if window is None else window.saturation

@@ -119,7 +119,9 @@ def test_the_command_writes_int8(runtime, packed, tmp_path, capsys):
     if runtime == "onnx":
         types = [node.op_type for node in onnx.load(file).graph.node]
         layers = model.config.num_hidden_layers
-        assert types.count("MatMulInteger") == 5 * layers + 1  # two of attention, its output, two of feed-forward; the head
+        assert (
+            types.count("MatMulInteger") == 5 * layers + 1
+        )  # two of attention, its output, two of feed-forward; the head
         assert types.count("MatMul") == 4 * layers  # attention and position terms: products of activations
         weights = [onnx.numpy_helper.to_array(each) for each in onnx.load(file).graph.initializer]
         # two products with 255 must fit into 16 bits, in which processors without VNNI add them
