@@ -14,6 +14,7 @@ from hf_deberta import HfDebertaConfig, HfDebertaModel
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.glue import Classification, GlueArguments, GlueTask
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.training.data_files import Source
 
 ROOT = Path(__file__).parents[1]
 CPU = ["--use_cpu", "--disable_tqdm", "true"]
@@ -99,6 +100,7 @@ def classification(
     labels: tuple[str, ...] | None = None,
     label_column: str = "label",
     map_options: dict | None = None,
+    sources: dict[str, Source] | None = None,
 ) -> Classification:
     """Return a task that has read these rows; `labels` are those of the model, in another order than the task's."""
     made = Classification(ModelArguments(demo=True), GlueArguments(label_column_name=label_column), None)
@@ -106,6 +108,7 @@ def classification(
     made.model_labels = labels or task.labels
     if map_options is not None:
         made.data_args.map_options = lambda description: map_options
+    made.sources = sources or {split: Source(split) for split in splits}
     made.rows = made.read(splits)
     return made
 

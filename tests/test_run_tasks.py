@@ -29,6 +29,7 @@ from hf_deberta.demos.superglue import match_rows
 from hf_deberta.fine_tuning.tasks import ner, race, squad, superglue
 from hf_deberta.metrics.squad import squad_scores
 from hf_deberta.metrics.squad_v2 import squad_v2_scores
+from hf_deberta.training.data_files import Source
 
 SQUAD = ["--max_seq_length", "32", "--doc_stride", "8"]
 RACE = ["--max_seq_length", "48", "--per_device_train_batch_size", "4"]
@@ -126,7 +127,7 @@ def read_columns(path: Path) -> tuple[list[list[str]], list[list[str]], list[lis
 def check_squad(folder: Path, out: Path, task: str) -> None:
     """The metrics agree with the files, and the predicted texts are parts of the contexts."""
     for split, prefix in {"validation": "eval", "test": "predict"}.items():
-        rows = squad.squad_rows(squad.read_squad(folder / f"{split}.json"), split)
+        rows = squad.squad_rows(squad.read_squad(folder / f"{split}.json"), Source(split))
         golds = {row["id"]: row["answers"]["text"] for row in rows}
         predictions = read(out / f"{prefix}_predictions.json")
         assert set(predictions) == set(read(out / f"{prefix}_nbest_predictions.json")) == set(golds)

@@ -24,8 +24,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
-from hf_deberta.training.data_files import source_of
-from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError
 
 CLS_POSITION = 0
 DEFAULT_STRIDE = 128  # tokens that neighbouring windows share, if the windows are long enough
@@ -67,8 +66,7 @@ class SquadEncoder:
 
     def training_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
         """Return inputs with start_positions and end_positions; [CLS] if a window does not hold the whole answer."""
-        with input_errors(source_of(rows, "train")):
-            rows = _drop_misplaced_answers(rows)
+        rows = _drop_misplaced_answers(rows)
         features = self._encode(rows, map_options, with_characters=False)
         ends = zip(features["row"][:], features["end_positions"][:], strict=True)
         answered = {row for row, end in ends if end != CLS_POSITION}
@@ -95,8 +93,7 @@ class SquadEncoder:
 
     def _encode(self, rows: Dataset, map_options: dict[str, Any] | None, with_characters: bool) -> Dataset:
         options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
-        with input_errors(source_of(rows, "questions")):
-            return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
+        return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
 
     def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
         """Encode the rows with the same stride together, as a call of the tokenizer has one for all its rows."""

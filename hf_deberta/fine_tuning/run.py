@@ -7,6 +7,7 @@ import copy
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,7 @@ from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_config, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
-from hf_deberta.training.data_files import info_of, leave_out
-from hf_deberta.training.errors import InputError, RowError
+from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.json_files import atomic_write, write_json
 from hf_deberta.training.run_lock import lock_folder
 from hf_deberta.training.script import run_script
@@ -60,32 +60,33 @@ def run_task(task_class: type[Task]) -> None:
 
 def read_rows(task: Task) -> None:
     """Read the rows of a task, and set what depends on them: actions, the best model's metric, hashes for ensembles."""
-    splits = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
+    splits, task.sources = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
     task.args.choose_actions([*splits, *task.more_splits])
     while True:
         try:
             task.rows = task.read(splits)
             break
         except RowError as error:
-            splits = leave_out_bad_rows(splits, error, task.data_args.skip_bad_rows)
+            leave_out_bad_rows(task, splits, error)
     task.args.row_hashes = hash_rows({split: task.input_rows(split) for split in task.rows}, *task.label_columns)
     task.args.set_best_metric(task.metric_names)
 
 
-def leave_out_bad_rows(splits: dict[str, Dataset], error: RowError, skips: bool) -> dict[str, Dataset]:
-    """Return the splits without the bad rows; an InputError if --skip_bad_rows is not given, or not for these rows."""
-    split = error.split
-    if split not in splits or split.startswith("test"):
+def leave_out_bad_rows(task: Task, splits: dict[str, Dataset], error: RowError) -> None:
+    """Leave out the bad rows of a split; an InputError if --skip_bad_rows is not given, or not for these rows."""
+    source, skips = error.source, task.data_args.skip_bad_rows
+    if source is None or source.split.startswith("test"):
         raise InputError(f"{error}; --skip_bad_rows is for training and validation rows") if skips else error
     if not skips:
         raise InputError(f"{error}; --skip_bad_rows leaves out such rows") from error
-    rows = splits[split]
-    number = len(rows) + len(info_of(rows).left_out)
-    kept = leave_out(rows, error.problems)
-    if not 0 < len(kept) < len(rows):
-        raise InputError(f"{error}; no row of {number:,} would be left") from error
-    logger.warning(f"{len(rows) - len(kept):,} of {number:,} {split} rows are left out: {error}")
-    return {**splits, split: kept}
+    rows, numbers = splits[source.split], task.sources[source.split].numbers
+    bad = {source.numbers[row] for row in error.problems}
+    kept = [row for row in range(len(rows)) if numbers[row] not in bad]
+    if not kept:
+        raise InputError(f"{error}; no row of {len(rows):,} would be left") from error
+    splits[source.split] = rows.select(kept)
+    task.sources[source.split] = replace(source, numbers=[numbers[row] for row in kept])
+    logger.warning(f"{len(bad):,} of {len(rows):,} {source.split} rows are left out: {error}")
 
 
 def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict[str, float]:
@@ -99,7 +100,8 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
         inputs = {}
         for split in task.rows:
             forget_truncation(tokenizer)
-            inputs[split] = task.encode(split, tokenizer, length)
+            with input_errors(task.sources[split]):
+                inputs[split] = task.encode(split, tokenizer, length)
     forget_truncation(tokenizer)  # it would be saved
     set_seed(args.seed)
     model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())

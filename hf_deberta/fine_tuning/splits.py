@@ -1,6 +1,6 @@
 """The train, validation and test rows of a task: from files, a folder, or a dataset of the Hub.
 
->>> splits = read_splits(DataArguments(data_dir="glue/cola"), hub=("nyu-mll/glue", "cola"))
+>>> splits, sources = read_splits(DataArguments(data_dir="glue/cola"), hub=("nyu-mll/glue", "cola"))
 >>> splits["train"][0]
 {'sentence': "Our friends won't buy this analysis ...", 'label': 1, 'idx': 0}
 """
@@ -20,7 +20,7 @@ from datasets.fingerprint import Hasher
 from transformers.utils import logging
 
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import code_hash, info_of, read_table, set_source, warn_of_shared_files
+from hf_deberta.training.data_files import Source, code_hash, read_table, warn_of_shared_files
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.graphed_steps import has_graphs, wants_graphs
 from hf_deberta.training.run_identity import RunArguments
@@ -116,8 +116,8 @@ def read_splits(
     hub: tuple[str, str | None] | None = None,
     read_file: Callable[[str], Dataset] = read_table,
     download_options: dict[str, Any] | None = None,
-) -> dict[str, Dataset]:
-    """Rows by split: `train`, `validation` or `validation_matched` and so on, `test` or `test_...`.
+) -> tuple[dict[str, Dataset], dict[str, Source]]:
+    """Return the rows and their source by split: `train`, `validation` or `validation_...`, `test` or `test_...`.
 
     The names `dev`, `valid` and `val` mean `validation`. Other splits of a dataset are left out.
 
@@ -134,22 +134,26 @@ def read_splits(
         )
     if files:
         warn_of_shared_files(files)
-        splits = {split: read_files(paths, read_file) for split, paths in files.items()}
+        splits, sources = {}, {}
+        for split, paths in files.items():
+            splits[split], counts = read_files(paths, read_file)
+            sources[split] = Source(split, counts)
     else:
         name, config = (args.dataset_name, None) if args.dataset_name else (hub or (None, None))
         if name is None:
             raise InputError("no data given: use --train_file and --validation_file, --data_dir, or --dataset_name")
         with input_errors(name, Exception):  # also a name, a configuration or a connection that does not exist
             dataset = datasets.load_dataset(name, args.dataset_config_name or config, **download_options or {})
-        splits = {split: set_source(rows, [name]) for split, rows in known_splits(dataset, name).items()}
+        splits = known_splits(dataset, name)
+        sources = {split: Source(split, {f"{name} ({split})": len(rows)}) for split, rows in splits.items()}
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
         if len(rows) == 0:
-            raise InputError(f"the split {split!r} is empty ({', '.join(info_of(rows).files)})")
+            raise InputError(f"the split {split!r} is empty ({sources[split]()})")
         number = min(limits[split.partition("_")[0]] or len(rows), len(rows))
         fingerprint = Hasher.hash([rows._fingerprint, number, code_hash()])
         splits[split] = rows.select(range(number), new_fingerprint=fingerprint)
-    return splits
+    return splits, sources
 
 
 def find_task_name(given: str, names: Collection[str]) -> str | None:
@@ -171,15 +175,14 @@ def hash_rows(splits: dict[str, Dataset], *labels: str) -> dict[str, str]:
     return {split: digest.hexdigest()[:16] for split, digest in digests.items()}
 
 
-def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> Dataset:
-    """Return the rows of all files of a split."""
+def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> tuple[Dataset, dict[str, int]]:
+    """Return the rows of all files of a split, and how many are in each."""
     if missing := [path for path in paths if not path.exists()]:
         raise InputError(f"there is no file or folder {missing[0]}")
-    tables = [read_file(str(path)) for path in paths]
-    in_order = all(None not in info_of(table).files.values() for table in tables)
+    tables = {str(path): read_file(str(path)) for path in paths}
     with input_errors("", ValueError):  # files whose columns have different types
-        rows = datasets.concatenate_datasets(tables)
-    return set_source(rows, paths, list(map(len, tables)) if in_order else ())
+        rows = datasets.concatenate_datasets([*tables.values()])
+    return rows, {file: len(table) for file, table in tables.items()}
 
 
 def known_splits(dataset: DatasetDict, name: str) -> dict[str, Dataset]:

@@ -25,7 +25,7 @@ from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_predicted_rows
-from hf_deberta.training.data_files import read_table
+from hf_deberta.training.data_files import Source, read_table
 from hf_deberta.training.errors import InputError
 
 VALUE = "value"  # the name of a number in the scores of a regression
@@ -91,6 +91,7 @@ class Task:
     """A kind of fine-tuning.
 
     Attributes:
+        sources: where the rows of each split come from; `read` names them in errors, see `data_files.Source`.
         rows: what `read` returned, by split: `train`, `validation`, `test`, or with suffixes (`test_matched`).
         given: the rows as the user gave them, one for each prediction, if `rows` are others.
         more_splits: splits that `read` adds.
@@ -115,6 +116,7 @@ class Task:
 
     def __init__(self, model_args: ModelArguments, data_args: Any, args: FineTuningArguments) -> None:
         self.model_args, self.data_args, self.args = model_args, data_args, args
+        self.sources: dict[str, Source] = {}
         self.rows: dict[str, Any] = {}
         self.given: dict[str, Dataset] = {}
         self.labels: tuple[str, ...] | None = None

@@ -33,7 +33,6 @@ from hf_deberta.training.data_files import (
     list_files,
     read_parquet,
     require_columns,
-    set_source,
     warn_of_shared_files,
 )
 from hf_deberta.training.errors import InputError, describe, input_errors
@@ -152,8 +151,7 @@ class Corpus:
                 "none off"
             )
         last = min(round(number * (1 - self.arguments.validation_split_percentage / 100)), number - 1)
-        validation = train.select(range(last, number))
-        return {"train": train.select(range(last)), "validation": set_source(validation, [])}
+        return {"train": train.select(range(last)), "validation": train.select(range(last, number))}
 
     def batches(self, split: str, documents: Documents = None) -> Iterator[list[str]]:
         """Yield the texts of a split, or of some of its documents, in batches; a missing text, null, is empty."""
@@ -245,7 +243,7 @@ class Corpus:
         documents = self.splits["train"]
         if not args.streaming and len(documents) > MAX_TOKENIZER_DOCUMENTS:
             chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
-            documents = set_source(documents.select(chosen), [])
+            documents = documents.select(chosen)
         batches = with_progress(self.batches("train", documents), documents, "reading text for the tokenizer")
         texts = islice((text for batch in batches for text in batch), MAX_TOKENIZER_DOCUMENTS)
         tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)

@@ -2,18 +2,19 @@
 
 A function that checks rows raises `RowError`, and `input_errors` names the file:
 
->>> with input_errors(source_of(rows, "train")):
-...     require_texts(rows, ["question"], "train")
+>>> with input_errors(source):
+...     require_texts(rows, ["question"], source)
 InputError: train.jsonl, row 7: the question must be text, not null
 """
 
 import glob
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,8 +46,7 @@ def read_table(file: str | Path) -> Dataset:
     """Read the rows of a file, gzipped or not."""
     if file_kind(file) not in TABLES and not Path(file).is_dir():
         raise InputError(f"{file} is none of {', '.join(TABLES)}")
-    rows = read_parquet([file]) if file_kind(file) == "parquet" else cache_rows([file], partial(read_rows, file))
-    return set_source(rows, [file], [len(rows)])
+    return read_parquet([file]) if file_kind(file) == "parquet" else cache_rows([file], partial(read_rows, file))
 
 
 def cache_rows(
@@ -167,97 +167,40 @@ def list_files(files: Sequence[str | Path]) -> str:
 # 2. Name the file and number of a row
 
 
-@dataclass
-class RowsInfo(datasets.DatasetInfo):
-    """The info of a Dataset, which `map`, `select` and so on keep, with the files that its rows come from.
-
-    Attributes:
-        files: the number of rows of each, None where they are not known.
-        is_expanded: several rows may be made of a row in a file.
-        left_out: numbers in the files of rows that are not in the Dataset, from 0.
-    """
-
-    files: dict[str, int | None] = field(default_factory=dict)
-    is_expanded: bool = False
-    left_out: list[int] = field(default_factory=list)
-
-
-def info_of(rows: Dataset) -> RowsInfo:
-    return rows.info if isinstance(rows.info, RowsInfo) else RowsInfo(**vars(rows.info))
-
-
-def set_source(
-    rows: Dataset, files: Sequence[str | Path], counts: Sequence[int] = (), expanded: bool = False
-) -> Dataset:
-    """Record the files, or the name of the dataset, that rows come from.
-
-    Args:
-        counts: the number of rows of each file, if the rows are those of the files, one after the other.
-        expanded: several rows may be made of a row in a file.
-    """
-    known = dict(zip(map(str, files), counts, strict=False))
-    numbers = {str(file): known.get(str(file)) for file in files}
-    rows._info = replace(info_of(rows), files=numbers, is_expanded=expanded, left_out=[])
-    return rows
-
-
 @dataclass(frozen=True)
 class Source:
-    """Names rows of a split for `input_errors`, as `place_of_rows` does."""
+    """Where the rows of a split come from; as the place of `input_errors` it names the file and the rows.
 
-    rows: Dataset
-    split: str
+    Attributes:
+        files: the number of rows of each file.
+        numbers: of each row among those of all files, from 0. Of rows that are made of one in a file, it is the same.
 
-    def __call__(self, numbers: Sequence[int] = ()) -> str:
-        return place_of_rows(self.rows, self.split, numbers)
-
-
-def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str:
-    """Return the file and the numbers of rows in it, counted from 1; without numbers, the files.
-
-    Args:
-        numbers: of rows of the dataset, counted from 0. If they are in several files, those in the first are named.
+    >>> Source("train", {"a.csv": 10, "b.csv": 10})([10, 12])
+    'b.csv, rows 1, 3'
     """
-    info = info_of(rows)
-    files = list_files([*info.files])
-    if not numbers:
-        return files
-    total, numbers, before = len(numbers), [_number_in_files(info, number) for number in numbers], 0
-    for file, count in info.files.items():
-        if count is None:
-            break
-        if numbers[0] < before + count:
-            in_file = [number - before + 1 for number in numbers if number < before + count]
-            return f"{file}, {name_rows(in_file, total)}"
-        before += count
-    return f"{files}, {split} {name_rows([number + 1 for number in numbers])}".removeprefix(", ")
 
+    split: str
+    files: Mapping[str, int] = field(default_factory=dict)
+    numbers: Sequence[int] = range(sys.maxsize)
 
-def source_of(rows: Dataset, split: str) -> Source:
-    """Return the place of rows, or of some of them, for `input_errors`."""
-    return Source(rows, f"expanded {split}" if info_of(rows).is_expanded else split)
+    def __call__(self, rows: Sequence[int] = ()) -> str:
+        """Return the file and the numbers of rows in it, counted from 1; without rows, the files.
 
+        If the rows are in several files, those in the first are named.
+        """
+        if not rows:
+            return list_files([*self.files])
+        numbers, before = sorted({self.numbers[row] for row in rows}), 0
+        for file, count in self.files.items():
+            if numbers[0] < before + count:
+                in_file = [number - before + 1 for number in numbers if number < before + count]
+                return f"{file}, {name_rows(in_file, len(numbers))}"
+            before += count
+        return f"{self.split} {name_rows([number + 1 for number in numbers])}"
 
-def leave_out(rows: Dataset, numbers: Collection[int]) -> Dataset:
-    """Return the other rows, which messages still number as in their files."""
-    info = info_of(rows)
-    kept = rows.select([number for number in range(len(rows)) if number not in numbers])
-    kept._info = replace(
-        info, left_out=sorted({_number_in_files(info, number) for number in numbers}.union(info.left_out))
-    )
-    return kept
-
-
-def _number_in_files(info: RowsInfo, number: int) -> int:
-    for gone in info.left_out:
-        number += gone <= number
-    return number
-
-
-def is_csv(rows: Dataset) -> bool:
-    """True if the rows come from csv or tsv files."""
-    files = info_of(rows).files
-    return bool(files) and all(file_kind(file) in DIALECTS for file in files)
+    @cached_property
+    def is_csv(self) -> bool:
+        return bool(self.files) and all(file_kind(file) in DIALECTS for file in self.files)
 
 
 # 3. Requirements on rows
@@ -273,24 +216,22 @@ def require_columns(rows: Dataset, columns: Sequence[str], split: str, hint: str
         )
 
 
-def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
+def require_texts(rows: Dataset, columns: Sequence[str], source: Source) -> None:
     """Require a text in each row, and warn of empty ones.
 
     In csv and tsv files a number is text, and an empty field, which is read as None, is an empty text.
     """
-    from_csv = is_csv(rows)
     for column in columns:
         values = rows[column][:]
 
         def require_text(value: Any, name: str = column) -> None:
-            if not isinstance(value, str) and not (from_csv and not isinstance(value, list | dict)):
+            if not isinstance(value, str) and not (source.is_csv and not isinstance(value, list | dict)):
                 raise InputError(f"the {name} must be text, not {describe(value)}")
 
         check_rows(values, require_text)
         if empty := [row for row, value in enumerate(values) if not csv_text(value).strip()]:
             logger.warning(
-                f"{len(empty):,} of {len(rows):,} {split} rows have an empty {column}: "
-                f"{place_of_rows(rows, split, empty)}"
+                f"{len(empty):,} of {len(rows):,} {source.split} rows have an empty {column}: {source(empty)}"
             )
 
 

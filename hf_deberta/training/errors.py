@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from threading import Timer
 from traceback import walk_stack
 from types import FrameType
+from typing import Any
 
 from huggingface_hub.errors import HFValidationError
 from transformers.utils import logging
@@ -46,7 +47,7 @@ class RowError(InputError):
     'rows 7, 19: no text; 1 more row has another mistake'
     """
 
-    split = ""  # the rows are those of this split, see `input_errors`
+    source: Any = None  # of the rows, a `data_files.Source`, see `input_errors`
 
     def __init__(self, problems: dict[int, str], place: str = "") -> None:
         super().__init__(problems, place)
@@ -74,7 +75,7 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
     """Raise exceptions of these types as InputError, which begins with the file, folder or dataset that was read.
 
     Args:
-        place: its name, or a function that returns it for rows, see `data_files.source_of`.
+        place: its name, or a `data_files.Source`, which also names the rows.
     """
     caught: tuple[type[Exception], ...] = (InputError, *kinds)
     try:
@@ -86,7 +87,7 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
         cause = error.__cause__ if type(error).__name__ in WRAPPERS and error.__cause__ else error
         if isinstance(cause, RowError) and not isinstance(place, str):
             in_file = RowError(cause.problems, place(cause.rows))
-            in_file.names_place, in_file.split = True, getattr(place, "split", "")
+            in_file.names_place, in_file.source = True, place
             raise in_file from error
         message = " ".join(str(cause).split()) or type(cause).__name__
         where = place if isinstance(place, str) else place()

@@ -21,7 +21,7 @@ import pytest
 from datasets import Dataset
 from example_rows import official_squad, superglue_rows
 from fault_cases import SEED, number_of_cases
-from fine_tuning_models import encode_texts
+from fine_tuning_models import classification
 
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.demos.ner import conll_text
@@ -31,7 +31,7 @@ from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.tasks import glue, ner, race, record, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.training.data_files import read_table, source_of
+from hf_deberta.training.data_files import Source, read_table
 from hf_deberta.training.errors import InputError, input_errors
 
 NUMBER_OF_ROWS = 6
@@ -88,29 +88,34 @@ def tokenizer():
     return train_tokenizer([TEXT, OTHER] * 20, 300, "bpe")
 
 
-def read_one(path: Path, read_file: Callable | None = None) -> Dataset:
+def read_one(path: Path, read_file: Callable | None = None) -> tuple[Dataset, Source]:
     options = {} if read_file is None else {"read_file": read_file}
-    return read_splits(DataArguments(train_file=str(path)), **options)["train"]
+    splits, sources = read_splits(DataArguments(train_file=str(path)), **options)
+    return splits["train"], sources["train"]
 
 
 def use_squad(path: Path, tokenizer: Any) -> Dataset:
-    rows = squad.squad_rows(read_one(path, squad.read_squad), "train")
+    rows, source = read_one(path, squad.read_squad)
+    rows = squad.squad_rows(rows, source)
     assert all(isinstance(text, str) for column in ("id", "context", "question") for text in rows[column])
-    features = squad.SquadEncoder(tokenizer, 2048, 16, max_query_length=512).training_features(rows)
+    with input_errors(source):
+        features = squad.SquadEncoder(tokenizer, 2048, 16, max_query_length=512).training_features(rows)
     assert len(features["start_positions"]) == len(features)
     return features
 
 
 def use_race(path: Path, tokenizer: Any) -> Dataset:
-    rows = race.choice_rows(read_one(path, race.read_choices), "train")
+    rows, source = race.flatten_articles(*read_one(path, race.read_choices))
+    rows = race.choice_rows(rows, source)
     if path.suffix not in (".csv", ".tsv"):  # where a list is text
         assert not any("['" in text for choices in rows["choices"] for text in choices)
-    return race.encode_choices(rows, tokenizer, 8192)
+    with input_errors(source):
+        return race.encode_choices(rows, tokenizer, 8192)
 
 
 def use_ner(path: Path, tokenizer: Any) -> Dataset:
     args = ner.NerArguments()
-    parsed = ner.read_sentences(read_one(path, ner.read_file), "train", args)
+    parsed = ner.read_sentences(*read_one(path, ner.read_file), args)
     assert all(len(sentence.words) == len(sentence.tags) for sentence in parsed)
     labels = ner.label_names(parsed)
     ner.require_known_labels(parsed, labels, range(len(parsed)))
@@ -121,22 +126,26 @@ def use_ner(path: Path, tokenizer: Any) -> Dataset:
 
 def use_superglue(name: str) -> Callable:
     def use(path: Path, tokenizer: Any) -> Dataset:
-        rows = superglue.flatten_split(read_one(path), "train", name)
-        superglue.require_labels(rows, "train", name)
-        return superglue.encode_split(rows, "train", name, tokenizer, 8192)
+        rows, source = superglue.flatten_split(*read_one(path), name)
+        with input_errors(source):
+            numbers = superglue.label_numbers(rows, source, name)
+        return superglue.encode_split(rows, numbers, "train", name, tokenizer, 8192)
 
     return use
 
 
 def use_record(path: Path, tokenizer: Any) -> Dataset:
-    return record.encode_questions(record.read_questions(read_one(path), "train"), "train", tokenizer, 8192)
+    rows, source = read_one(path)
+    with input_errors(source):
+        return record.encode_questions(record.read_questions(rows, source), "train", tokenizer, 8192)
 
 
 def use_table(path: Path, tokenizer: Any) -> Dataset:
-    rows = read_one(path)
-    with input_errors(source_of(rows, "train")):
-        task = glue.infer_task({"train": rows})
-        return encode_texts(rows, "train", task, tokenizer, 512, task.labels, "label", {"batched": True})
+    rows, source = read_one(path)
+    with input_errors(source):
+        task = glue.infer_task(rows, source)
+        made = classification({"train": rows}, task, map_options={"batched": True}, sources={"train": source})
+        return made.encode("train", tokenizer, 512)
 
 
 def use_corpus(path: Path, tokenizer: Any) -> Dataset:

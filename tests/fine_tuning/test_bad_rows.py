@@ -84,10 +84,9 @@ def test_several_mistakes(tmp_path, caplog):
     write(tmp_path, "validation.jsonl", REVIEWS, {1: {"label": None}, 3: {"label": "?"}, 4: {"text": " "}})
     task = read(tmp_path, Classification)
     assert task.rows["validation"]["text"][:] == [REVIEWS[number]["text"] for number in (1, 4, 5)]
-    for number, problem in {4: "no text in", 1: "no label in", 3: "unknown labels in"}.items():
-        assert (
-            f"1 of 6 validation rows are left out: {tmp_path}/validation.jsonl, row {number}: {problem}" in caplog.text
-        )
+    for left, number, problem in (6, 4, "no text in"), (5, 1, "no label in"), (4, 3, "unknown labels in"):
+        place = f"{tmp_path}/validation.jsonl, row {number}"
+        assert f"1 of {left} validation rows are left out: {place}: {problem}" in caplog.text
     write(tmp_path, "validation.jsonl", [REVIEWS[number] for number in (1, 4, 5)])
     assert read(tmp_path, Classification).args.row_hashes == task.args.row_hashes
 
@@ -110,7 +109,7 @@ def test_marks_of_documents_are_rows_of_the_file(tmp_path, caplog):
 
 
 def test_rows_that_cannot_be_left_out(tmp_path):
-    """Test rows, all rows, and rows made of a row of the file."""
+    """Test rows, and all rows."""
     write(tmp_path, "train.jsonl", PAIRS)
     write(tmp_path, "test.jsonl", PAIRS, {3: {"label": "perhaps"}})
     with pytest.raises(InputError, match="test.jsonl, row 3: .*; --skip_bad_rows is for training and validation rows"):
@@ -121,9 +120,16 @@ def test_rows_that_cannot_be_left_out(tmp_path):
     write(tmp_path, "validation.jsonl", PAIRS, {n: {"label": "perhaps"} for n in range(1, 7)})
     with pytest.raises(InputError, match="rows 1, 2, 3, 4, 5, 6: .*; no row of 6 would be left"):
         read(tmp_path, Classification, task_name="mnli")
-    passages = match_rows(4, 0)
-    passages[1]["qas"] = [*passages[1]["qas"], {**passages[1]["qas"][0], "answers": []}]
+
+
+def test_rows_made_of_a_bad_row(tmp_path, caplog):
+    """All questions of a passage are left out if one is bad; rows after it keep their numbers in the file."""
+    passages = match_rows(5, 0)
+    for number in (1, 3):
+        passages[number]["qas"] = [*passages[number]["qas"], {**passages[number]["qas"][0], "answers": []}]
+    passages[0] = {**passages[0], "qas": 5}
     write(tmp_path, "train.jsonl", passages)
-    (tmp_path / "validation.jsonl").unlink()
-    with pytest.raises(InputError, match="expanded train row 3: the row has no answers; --skip_bad_rows is for"):
-        read(tmp_path, Record)
+    task = read(tmp_path, Record)
+    assert f"1 of 5 train rows are left out: {tmp_path}/train.jsonl, row 1: qas must be a list" in caplog.text
+    assert f"2 of 4 train rows are left out: {tmp_path}/train.jsonl, rows 2, 4: the row has no answers" in caplog.text
+    assert len(task.rows["train"]) == len(passages[2]["qas"]) + len(passages[4]["qas"])

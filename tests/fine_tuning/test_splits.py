@@ -23,7 +23,7 @@ def write(path, rows=ROWS):
 def test_gzipped(tmp_path):
     (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode()))
     (tmp_path / "test.csv.gz").write_bytes(gzip.compress(b"sentence\nNA\n"))
-    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))[0]
     assert found["train"][0] == ROWS[0] and found["test"][0] == {"sentence": "NA"}
 
 
@@ -33,8 +33,8 @@ def test_inputs_that_other_code_has_made_are_not_used(tmp_path, monkeypatch):
     tokenizer = train_tokenizer(["a b c * :"] * 20, 300, "bpe")
 
     def encode():
-        rows = read_splits(DataArguments(train_file=file))["train"]
-        return tokenizer.decode(superglue.encode_split(rows, "train", "wic", tokenizer, 32)["input_ids"][0])
+        rows = read_splits(DataArguments(train_file=file))[0]["train"]
+        return tokenizer.decode(superglue.encode_split(rows, None, "train", "wic", tokenizer, 32)["input_ids"][0])
 
     monkeypatch.setattr(superglue.mark_spans, "__code__", (lambda text, spans: "b").__code__)
     assert "b" in encode()
@@ -46,10 +46,10 @@ def test_inputs_that_other_code_has_made_are_not_used(tmp_path, monkeypatch):
 def test_a_folder(tmp_path):
     for name in ("train.jsonl", "validation_matched.jsonl", "test.jsonl", "README.md", "trainer.txt"):
         write(tmp_path / name)
-    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))[0]
     assert set(found) == {"train", "validation_matched", "test"}
     write(tmp_path / "own.jsonl", ROWS[:1])
-    found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "own.jsonl")))
+    found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "own.jsonl")))[0]
     assert len(found["train"]) == 1
 
 
@@ -61,7 +61,7 @@ def test_rows_to_train_on_are_one_file(tmp_path):
         with pytest.raises(ValueError, match=message):
             read_splits(DataArguments(data_dir=str(tmp_path)))
         write(tmp_path / "train.jsonl")
-    found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "train_1.jsonl")))
+    found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "train_1.jsonl")))[0]
     assert set(found) == {"train", "validation_a", "test_b"}
 
 
@@ -69,19 +69,19 @@ def test_other_names_of_validation(tmp_path):
     for name in ("dev", "dev_matched", "valid_a", "val_b"):
         write(tmp_path / f"{name}.jsonl")
     splits = {"validation", "validation_matched", "validation_a", "validation_b"}
-    assert set(read_splits(DataArguments(data_dir=str(tmp_path)))) == splits
+    assert set(read_splits(DataArguments(data_dir=str(tmp_path)))[0]) == splits
     write(tmp_path / "validation.jsonl")
     with pytest.raises(ValueError, match="has dev.jsonl, validation.jsonl for the split 'validation'"):
         read_splits(DataArguments(data_dir=str(tmp_path)))
     named = DataArguments(data_dir=str(tmp_path), validation_file=str(tmp_path / "dev.jsonl"))
-    assert set(read_splits(named)) == splits
+    assert set(read_splits(named)[0]) == splits
 
 
 def test_shards_are_one_split(tmp_path):
     for number, row in enumerate(ROWS):
         Dataset.from_list([row]).to_parquet(tmp_path / f"train-{number:05}-of-00003.parquet")
     write(tmp_path / "validation_matched-00000-of-00001.jsonl")
-    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))[0]
     assert list(found["train"]) == ROWS and set(found) == {"train", "validation_matched"}
     (tmp_path / "train-00001-of-00003.parquet").unlink()
     with pytest.raises(ValueError, match="for the split 'train'; expected one file, or every shard"):
@@ -100,7 +100,7 @@ def test_folders_of_parts_are_splits(tmp_path):
         write(tmp_path / folder / file, rows)
         (tmp_path / folder / "_SUCCESS").touch()
     (tmp_path / "test").mkdir()  # with nothing in it
-    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))[0]
     assert {split: list(rows) for split, rows in found.items()} == {"train": ROWS, "validation": ROWS[:2]}
     write(tmp_path / "train.jsonl")
     with pytest.raises(ValueError, match="has train, train.jsonl for the split 'train'"):
@@ -145,7 +145,7 @@ def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog):
         (tmp_path / "set" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
 
     card(files)
-    assert set(read_splits(DataArguments(dataset_name=folder))) == {"train", "test_a"}
+    assert set(read_splits(DataArguments(dataset_name=folder))[0]) == {"train", "test_a"}
     assert "Unused splits of" in caplog.text and "train_2, unsupervised" in caplog.text
     card([one for one in files if one["split"] in ("train_2", "unsupervised")])
     with pytest.raises(ValueError, match="set has no split train, validation or test, only train_2, unsupervised"):
@@ -155,20 +155,20 @@ def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog):
 def test_a_data_set_names_validation_as_files_do(monkeypatch, caplog):
     there = {name: Dataset.from_list([{"a": name}] * 2) for name in ("train", "dev", "val_b", "valid")}
     monkeypatch.setattr("datasets.load_dataset", lambda *_: dict(there))
-    found = read_splits(DataArguments(dataset_name="me/mine", max_eval_samples=1))
+    found = read_splits(DataArguments(dataset_name="me/mine", max_eval_samples=1))[0]
     kept = {"train": ["train"] * 2, "validation": ["dev"], "validation_b": ["val_b"]}
     assert {split: rows["a"][:] for split, rows in found.items()} == kept
     assert ": valid" in caplog.text
     there["validation"] = Dataset.from_list([{"a": "validation"}])
-    assert read_splits(DataArguments(dataset_name="me/mine"))["validation"]["a"][:] == ["validation"]
+    assert read_splits(DataArguments(dataset_name="me/mine"))[0]["validation"]["a"][:] == ["validation"]
     assert ": dev, valid" in caplog.text
 
 
 def test_limits(tmp_path):
     path = write(tmp_path / "a.jsonl")
     args = DataArguments(train_file=path, validation_file=path, test_file=path, max_train_samples=1, max_eval_samples=2)
-    assert {name: len(rows) for name, rows in read_splits(args).items()} == {"train": 1, "validation": 2, "test": 3}
-    assert len(read_splits(DataArguments(train_file=path, max_train_samples=99))["train"]) == 3
+    assert {name: len(rows) for name, rows in read_splits(args)[0].items()} == {"train": 1, "validation": 2, "test": 3}
+    assert len(read_splits(DataArguments(train_file=path, max_train_samples=99))[0]["train"]) == 3
 
 
 def test_bad_input(tmp_path):

@@ -5,22 +5,17 @@ import gzip
 import io
 import json
 import os
-import re
+from dataclasses import replace
 
 import pytest
 from datasets import Dataset
 
-from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.training.data_files import (
+    Source,
     check_rows,
-    info_of,
-    leave_out,
-    place_of_rows,
     read_table,
     require_columns,
     require_texts,
-    set_source,
-    source_of,
 )
 from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
 from hf_deberta.training.text_files import read_documents, read_json, read_lines, read_rows
@@ -176,35 +171,18 @@ def test_carriage_returns_that_csv_writes_without_quotes(tmp_path):
     assert [list(row.values()) for row in table] == [*rows[:2], ["three", "c"]]
 
 
-def test_place_of_rows(tmp_path):
-    rows = read_table(write(tmp_path, "a.jsonl", [{"a": "x"}, {"a": "y"}]))
-    assert place_of_rows(rows, "train", [1]) == f"{tmp_path}/a.jsonl, row 2"
-    mapped = rows.map(lambda row: row).select(range(1)).rename_column("a", "b")
-    assert place_of_rows(mapped, "train", [0]) == f"{tmp_path}/a.jsonl, row 1"
-    assert place_of_rows(mapped, "train") == f"{tmp_path}/a.jsonl"
-    assert place_of_rows(Dataset.from_dict({"a": [1]}), "train", [0]) == "train row 1"
-    assert place_of_rows(set_source(rows, ["me/mine"]), "train", [0, 1]) == "me/mine, train rows 1, 2"
-
-
-def test_rows_of_several_files(tmp_path):
-    """The first file with bad rows is named, with its own numbers, also if rows before them are left out."""
-    for number, texts in enumerate(([None, "x"], ["y", None, "z", None], ["x", None])):
-        write(tmp_path, f"train-0000{number}-of-00003.jsonl", [{"a": text} for text in texts])
-    rows = read_splits(DataArguments(data_dir=str(tmp_path)))["train"]
-    for place in ("0-of-00003.jsonl, rows 1, ... (4 in all)", "1-of-00003.jsonl, rows 2, 4, ... (3 in all)",
-                  "1-of-00003.jsonl, rows 4, ... (2 in all)", "2-of-00003.jsonl, row 2"):  # fmt: skip
-        message = re.escape(f"{place}: the a must be text, not null")
-        with pytest.raises(RowError, match=message) as caught, input_errors(source_of(rows, "train")):
-            require_texts(rows, ["a"], "train")
-        bad = [row for row, text in enumerate(rows["a"]) if text is None]
-        assert caught.value.split == "train" and [*caught.value.problems] == bad
-        rows = leave_out(rows, bad[:1])
-    assert rows["a"][:] == ["x", "y", "z", "x"] and info_of(rows).left_out == [0, 3, 5, 7]
+def test_places_of_rows():
+    """Rows keep their numbers in the files if others are left out; the first file with some of them is named."""
+    source = Source("train", {"a.csv": 2, "b.csv": 4, "c.csv": 2})
+    assert source() == "a.csv, b.csv, c.csv" and source.is_csv
+    assert source([0, 2, 3]) == "a.csv, rows 1, ... (3 in all)"
+    left = replace(source, numbers=[1, 3, 5, 5, 7])
+    assert left([1, 2, 3, 4]) == "b.csv, rows 2, 4, ... (3 in all)" and left([4]) == "c.csv, row 2"
+    assert Source("train")([0]) == "train row 1" and not Source("train").is_csv
 
 
 def test_errors_name_their_file_and_row_once(tmp_path):
-    rows = read_table(write(tmp_path, "a.csv", "a\nx\ny\n"))
-    where = source_of(rows, "train")
+    where = Source("train", {f"{tmp_path}/a.csv": 2})
     with pytest.raises(InputError, match=r"^[^:]*a.csv, row 2: it is wrong$"), input_errors("b"), input_errors(where):
         raise RowError({1: "it is\n wrong"})
     for message in ("it is wrong", f"{tmp_path}/a.csv: it is wrong"):
@@ -244,7 +222,7 @@ def test_required_columns(tmp_path):
 def test_texts_of_json_are_texts(tmp_path, value):
     rows = read_table(write(tmp_path, "a.jsonl", [{"a": "x"}, {"a": value}]))
     with pytest.raises(RowError, match="row 2: the a must be text, not "):
-        require_texts(rows, ["a"], "train")
+        require_texts(rows, ["a"], Source("train"))
 
 
 def test_fields_of_csv_may_be_long(tmp_path):
@@ -253,5 +231,5 @@ def test_fields_of_csv_may_be_long(tmp_path):
 
 def test_texts_of_csv_may_be_digits_or_empty(tmp_path, caplog):
     rows = read_table(write(tmp_path, "a.csv", "a,b\n1,x\n2,\n"))
-    require_texts(rows, ["a", "b"], "train")
+    require_texts(rows, ["a", "b"], Source("train", {"a.csv": 2}))
     assert "1 of 2 train rows have an empty b: " in caplog.text and "a.csv, row 2" in caplog.text

@@ -2,45 +2,58 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
 import pyarrow
-from datasets import Dataset, Value
+from datasets import Dataset, Features, Value
 
-from hf_deberta.training.data_files import check_rows, info_of, is_csv, set_source
-from hf_deberta.training.errors import TYPE_NAMES, InputError, describe, one_line
+from hf_deberta.training.data_files import Source, check_rows
+from hf_deberta.training.errors import TYPE_NAMES, InputError, describe, input_errors, one_line
+
+ORIGINAL_ROW = "original row"  # a column while rows are expanded
 
 
 def expand_rows(
-    rows: Dataset, expand: Callable[[dict[str, Any]], Iterable[dict[str, Any]]], columns: Sequence[str], **options: Any
-) -> Dataset:
-    """Return the rows that `expand` makes of each row; they have the keys `columns`.
+    rows: Dataset,
+    source: Source,
+    expand: Callable[[dict[str, Any]], Iterable[dict[str, Any]]],
+    columns: Sequence[str],
+    **options: Any,
+) -> tuple[Dataset, Source]:
+    """Return the rows that `expand` makes of each row, with the keys `columns`, and where they come from.
 
     Args:
         expand: raises an InputError, as `read_as` does, if the row is not in the expected format.
         options: of `Dataset.map`.
 
     >>> articles = Dataset.from_dict({"text": ["Rome is old."], "questions": [["What is?", "Is it?"]]})
-    >>> expand_rows(articles, lambda row: ({"question": question} for question in row["questions"]), ["question"])[1]
+    >>> questions = lambda row: ({"question": question} for question in row["questions"])
+    >>> expand_rows(articles, Source("train"), questions, ["question"])[0][1]
     {'question': 'Is it?'}
     """
 
-    def expand_batch(batch: dict[str, list]) -> dict[str, list]:
+    def expand_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         flat: list[dict[str, Any]] = []
-        for values in zip(*batch.values(), strict=True):
-            flat += expand(dict(zip(batch, values, strict=True)))
-        return {column: [row[column] for row in flat] for column in columns}
+        for index, *values in zip(indices, *batch.values(), strict=True):
+            flat += ({**row, ORIGINAL_ROW: index} for row in expand(dict(zip(batch, values, strict=True))))
+        return {column: [row[column] for row in flat] for column in (*columns, ORIGINAL_ROW)}
 
-    options |= {"batched": True, "remove_columns": rows.column_names}
-    try:
-        with all_bad_rows(rows, lambda row: list(expand(row))):
-            flat_rows = rows.map(expand_batch, **options)
-    except (pyarrow.ArrowException, OverflowError) as error:
-        raise InputError(f"a field has values of different types, or a too large number: {one_line(error)}") from error
-    if len(flat_rows) == 0:
-        raise InputError(f"the rows hold no {columns[0]}, only empty lists")
-    return set_source(flat_rows, [*info_of(rows).files], expanded=True)
+    options |= {"batched": True, "with_indices": True, "remove_columns": rows.column_names}
+    if "features" in options:
+        options["features"] = Features({**options["features"], ORIGINAL_ROW: Value("int64")})
+    with input_errors(source):
+        try:
+            with all_bad_rows(rows, lambda row: list(expand(row))):
+                flat_rows = rows.map(expand_batch, **options)
+        except (pyarrow.ArrowException, OverflowError) as error:
+            reason = one_line(error)
+            raise InputError(f"a field has values of different types, or a too large number: {reason}") from error
+        if len(flat_rows) == 0:
+            raise InputError(f"the rows hold no {columns[0]}, only empty lists")
+        numbers = [source.numbers[row] for row in flat_rows[ORIGINAL_ROW]]
+    return flat_rows.remove_columns(ORIGINAL_ROW), replace(source, numbers=numbers)
 
 
 @contextmanager
@@ -86,16 +99,18 @@ def read_as(value: Any, shape: Any, place: str = "") -> Any:
 
 
 def number_type(rows: Dataset, column: str) -> str | None:
-    """Return int64 or float64 if the fields of a csv or tsv file are such numbers; 0012 and 3.50 are texts."""
-    for kind, number in (("int64", np.int64), ("float64", float)) if is_csv(rows) else ():
+    """Return int64 or float64 if the fields of a column are such numbers; 0012 and 3.50 are texts."""
+    for kind, number in (("int64", np.int64), ("float64", float)):
         with suppress(ValueError, OverflowError):  # no number, or a large one
             if all(str(number(text)) == text for text in rows[column] if text is not None):
                 return kind
     return None
 
 
-def with_numbers(rows: Dataset, columns: Iterable[str]) -> Dataset:
-    """Return rows with numbers in those of the columns where `number_type` finds some."""
+def with_numbers(rows: Dataset, columns: Iterable[str], source: Source) -> Dataset:
+    """Return rows with numbers in those of the columns of csv and tsv files where `number_type` finds some."""
+    if not source.is_csv:
+        return rows
     kinds = {name: number_type(rows, name) for name in columns if name in rows.column_names}
     features = rows.features.copy()
     features.update({name: Value(kind) for name, kind in kinds.items() if kind is not None})

@@ -53,8 +53,8 @@ from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import csv_text, is_csv, place_of_rows, require_columns, source_of
-from hf_deberta.training.errors import InputError, RowError, input_errors, shorten
+from hf_deberta.training.data_files import Source, csv_text, require_columns
+from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows, shorten
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
@@ -165,35 +165,35 @@ class GlueArguments(DataArguments):
 
 
 def infer_task(
-    splits: dict[str, Dataset],
+    rows: Dataset,
+    source: Source,
     label_column: str = "label",
     regression: bool | None = None,
     columns: Sequence[str] | None = None,
 ) -> GlueTask:
-    """Return the task of the user's own rows, inferred from the columns and labels of the train split.
+    """Return the task of the user's own rows, inferred from the columns and labels of the training rows.
 
     Args:
         regression: treat labels as regression targets; by default, if they are floats.
         columns: text columns; by default those of `choose_text_columns`.
 
     >>> rows = Dataset.from_dict({"text": ["good", "bad", "fine"], "label": ["pos", "neg", "pos"]})
-    >>> task = infer_task({"train": rows})
+    >>> task = infer_task(rows, Source("train"))
     >>> task.columns, task.labels, task.metric
     (('text',), ('neg', 'pos'), 'classification')
     """
-    rows = splits["train"]
     require_columns(rows, [label_column], "train", LABEL_HINT)
-    texts = tuple(columns or choose_text_columns(rows, "train", label_column))
+    texts = tuple(columns or choose_text_columns(rows, source, label_column))
     feature = rows.features[label_column]
     if _is_label_list(feature) and not regression:
         labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column, "train"))
         _check_labels(labels, len(rows), label_column, minimum=1)
         return GlueTask("multi_label", texts, labels)
     require_label_format(rows, label_column, "train", multi_label=False)
-    require_no_missing_labels(rows, [_is_missing(value) for value in rows[label_column][:]], "train", label_column)
+    require_no_missing_labels([_is_missing(value) for value in rows[label_column][:]], source, label_column)
     if regression is None and _is_text(feature):
-        require_names_or_numbers(rows, label_column, "train")
-    if regression or (regression is None and _are_decimals(rows, label_column)):
+        require_names_or_numbers(rows, label_column)
+    if regression or (regression is None and _are_decimals(rows, label_column, source)):
         if regression is None and all(_as_number(value).is_integer() for value in rows[label_column][:]):
             logger.warning(
                 f"The column {label_column!r} holds whole numbers written as decimals, such as "
@@ -205,23 +205,25 @@ def infer_task(
     return GlueTask("classification", texts, labels)
 
 
-def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[str, ...]:
+def choose_text_columns(rows: Dataset, source: Source, label_column: str) -> tuple[str, ...]:
     """Return two text columns with names of GLUE, or else the only one; columns of identifiers are not read."""
     others = [name for name in rows.column_names if name != label_column and not IDENTIFIER.fullmatch(name)]
-    texts = [name for name in others if _is_text(rows.features[name]) and number_type(rows, name) is None]
+    texts = [name for name in others if _is_text(rows.features[name])]
+    if source.is_csv:
+        texts = [name for name in texts if number_type(rows, name) is None]
     if pair := next((pair for pair in PAIRS if set(pair) <= set(texts)), None):
         return pair
     if len(texts) != 1:
         raise InputError(
-            f"the {split} rows have {len(texts)} columns of text ({listed(texts)}), of {listed(rows.column_names)}; "
-            "name the one or two to read with --text_column_names"
+            f"the {source.split} rows have {len(texts)} columns of text ({listed(texts)}), of "
+            f"{listed(rows.column_names)}; name the one or two to read with --text_column_names"
         )
     return tuple(texts)
 
 
-def _are_decimals(rows: Dataset, column: str) -> bool:
+def _are_decimals(rows: Dataset, column: str, source: Source) -> bool:
     """True for floats, and for texts in a csv file that are numbers, some not whole: 3.50 is a text there."""
-    if not is_csv(rows) or not _is_text(rows.features[column]):
+    if not source.is_csv or not _is_text(rows.features[column]):
         return getattr(rows.features[column], "dtype", "").startswith("float")
     labels = rows[column][:]
     return all(isfinite(_as_number(label)) for label in labels) and not all(
@@ -288,27 +290,25 @@ def listed(names: Sequence[str]) -> str:
 # 3. Requirements on columns
 
 
-def require_text_columns(rows: Dataset, columns: Sequence[str], split: str, require_texts: bool = False) -> None:
+def require_text_columns(rows: Dataset, columns: Sequence[str], source: Source, require_texts: bool = False) -> None:
     """Require that the columns hold texts, or numbers.
 
     Args:
         require_texts: a row without text is an error. Otherwise it is an empty text, with a warning.
     """
-    require_columns(rows, columns, split, TEXT_HINT)
+    require_columns(rows, columns, source.split, TEXT_HINT)
     for name in columns:
         feature = rows.features[name]
         if not isinstance(feature, Value | ClassLabel) or "binary" in feature.dtype:
             raise InputError(
-                f"the {split} rows have {shortened(rows[0][name])} in row 1 of the column {name!r}, which must hold "
-                "text"
+                f"the {source.split} rows have {shortened(rows[0][name])} in row 1 of the column {name!r}, which must "
+                "hold text"
             )
         blank = [row for row, text in enumerate(rows[name][:]) if text is None or not str(text).strip()]
         if blank and require_texts:
             raise RowError(dict.fromkeys(blank, f"no text in the column {name!r}"))
         if blank:
-            logger.warning(
-                f"{place_of_rows(rows, split, blank)}: no text in the column {name!r}; read as an empty text"
-            )
+            logger.warning(f"{source(blank)}: no text in the column {name!r}; read as an empty text")
 
 
 def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool) -> None:
@@ -327,24 +327,24 @@ def require_label_format(rows: Dataset, column: str, split: str, multi_label: bo
         )
 
 
-def require_no_missing_labels(rows: Dataset, is_missing: list[bool], split: str, column: str) -> None:
+def require_no_missing_labels(is_missing: list[bool], source: Source, column: str) -> None:
     """Require a label in every row. In test splits missing labels are allowed, with a warning if only some are."""
     missing = [row for row, value in enumerate(is_missing) if value]
     text = f"no label in the column {column!r}"
-    if missing and not split.startswith("test"):
+    if missing and not source.split.startswith("test"):
         raise RowError(dict.fromkeys(missing, f"{text}: add labels, or remove these rows"))
     if 0 < len(missing) < len(is_missing):
-        logger.warning(f"{place_of_rows(rows, split, missing)}: {text}: the predictions are written without metrics")
+        logger.warning(f"{source(missing)}: {text}: the predictions are written without metrics")
 
 
-def require_names_or_numbers(rows: Dataset, column: str, split: str) -> None:
+def require_names_or_numbers(rows: Dataset, column: str) -> None:
     """Refuse a few other words among numbers, such as "n/a", which would make a class of each number."""
     labels = rows[column][:]
     odd = {row: label for row, label in enumerate(labels) if not isfinite(_as_number(label))}
     if 0 < len(odd) <= MAX_SHARE_OF_ODD_LABELS * len(labels):
         values = listed(sorted(set(map(shortened, odd.values()))))
         raise InputError(  # no RowError: without these rows, numbers would still be names
-            f"{place_of_rows(rows, split, [*odd])}: {values} in the column {column!r}, and all others are numbers: "
+            f"{name_rows([row + 1 for row in odd])}: {values} in the column {column!r}, and all others are numbers: "
             "correct it, or remove these rows; if numbers are classes, add --do_regression false"
         )
 
@@ -368,10 +368,10 @@ def _is_missing(value: Any) -> bool:
 
 
 def label_indices(
-    rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label", multi_label: bool = False
+    rows: Dataset, labels: tuple[str, ...], source: Source, column: str = "label", multi_label: bool = False
 ) -> list[list[int]]:
     """Return the indices in `labels` of each row's labels, given as numbers or names; none if they are missing."""
-    require_label_format(rows, column, split, multi_label)
+    require_label_format(rows, column, source.split, multi_label)
     feature, values = rows.features[column], rows[column][:]
     feature = getattr(feature, "feature", feature)
     is_class_label = hasattr(feature, "names")
@@ -391,7 +391,7 @@ def label_indices(
 
     marks_hidden = is_class_label or "-1" not in indices
     missing = [_is_missing(value) or (value == -1 and marks_hidden) for value in values]
-    require_no_missing_labels(rows, missing, split, column)
+    require_no_missing_labels(missing, source, column)
     unknown: dict[int, str] = {}  # by row
     numbers: list[list[int]] = []
     for row, (value, no_label) in enumerate(zip(values, missing, strict=True)):
@@ -407,36 +407,42 @@ def label_indices(
             f"unknown labels in the column {column!r}: {listed(sorted(set(unknown.values())))}; known are "
             f"{listed(labels)}"
             + (f", or 0 to {len(labels) - 1}" if accepts_numbers and not by_name else "")
-            + ("; to predict without these labels, name another --label_column_name" if split[:4] == "test" else "")
+            + (
+                "; to predict without these labels, name another --label_column_name"
+                if source.split[:4] == "test"
+                else ""
+            )
         )
         raise RowError(dict.fromkeys(unknown, text))
     return numbers
 
 
-def label_numbers(rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label") -> np.ndarray:
+def label_numbers(rows: Dataset, labels: tuple[str, ...], source: Source, column: str = "label") -> np.ndarray:
     """Return the index in `labels` of each row's label, -1 if it is missing."""
-    return np.array([row[0] if row else -1 for row in label_indices(rows, labels, split, column)])
+    return np.array([row[0] if row else -1 for row in label_indices(rows, labels, source, column)])
 
 
-def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.ndarray | None:
+def read_targets(rows: Dataset, source: Source, task: GlueTask, column: str) -> np.ndarray | None:
     """Return the targets of all rows in the order of the task's labels; None without labels.
 
     A target is the label's index, a float (regression), or 0.0 or 1.0 for each label (multi-label).
     """
-    if column not in rows.column_names and split.startswith("test"):
-        logger.warning(f"The {split} rows have no column {column!r}: the predictions are written without metrics")
+    if column not in rows.column_names and source.split.startswith("test"):
+        logger.warning(
+            f"The {source.split} rows have no column {column!r}: the predictions are written without metrics"
+        )
         return None
-    require_columns(rows, [column], split, LABEL_HINT)
+    require_columns(rows, [column], source.split, LABEL_HINT)
     if task.labels is None:
-        require_label_format(rows, column, split, multi_label=False)
+        require_label_format(rows, column, source.split, multi_label=False)
         is_missing = [_is_missing(value) for value in rows[column][:]]
-        require_no_missing_labels(rows, is_missing, split, column)
+        require_no_missing_labels(is_missing, source, column)
         return None if any(is_missing) else read_numbers(rows, column)
     if task.multi_label:
-        indices = label_indices(rows, task.labels, split, column, multi_label=True)
+        indices = label_indices(rows, task.labels, source, column, multi_label=True)
         targets = np.array([[float(index in row) for index in range(len(task.labels))] for row in indices])
     else:
-        targets = label_numbers(rows, task.labels, split, column)
+        targets = label_numbers(rows, task.labels, source, column)
     return None if task.multi_label and None in rows[column][:] else targets
 
 
@@ -490,17 +496,18 @@ class Classification(Task):
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         column = self.data_args.label_column_name
-        splits = {split: with_numbers(rows, [column]) for split, rows in splits.items()}
+        splits = {split: with_numbers(rows, [column], self.sources[split]) for split, rows in splits.items()}
         self.label_columns = (column,)
         self.task = task = TASKS.get(self.data_args.name) or self.own_task(splits)
         self.labels, self.metric_names = task.labels, CONFIGURATIONS["glue"][task.metric]
         self.model_args.reading_flags["text_column_names"] = list(task.columns)
         self.targets_of_split: dict[str, np.ndarray | None] = {}
         for split, rows in splits.items():
-            with input_errors(source_of(rows, split)):
+            source = self.sources[split]
+            with input_errors(source):
                 skips = self.data_args.skip_bad_rows and not split.startswith("test")
-                require_text_columns(rows, task.columns, split, require_texts=skips)
-                self.targets_of_split[split] = read_targets(rows, split, task, column)
+                require_text_columns(rows, task.columns, source, require_texts=skips)
+                self.targets_of_split[split] = read_targets(rows, source, task, column)
         description = "regression targets" if task.labels is None else listed(task.labels)
         if task.labels and len(task.labels) == 2 and "f1" in self.metric_names:
             description += f" (f1 of class {task.labels[1]!r})"
@@ -511,11 +518,12 @@ class Classification(Task):
         """Return the task of the user's own rows; without training, the labels are the checkpoint's."""
         data_args, label_column = self.data_args, self.data_args.label_column_name
         if self.args.do_train:
-            with input_errors(source_of(splits["train"], "train")):
-                return infer_task(splits, label_column, data_args.do_regression, data_args.text_column_names)
+            rows, source = splits["train"], self.sources["train"]
+            with input_errors(source):
+                return infer_task(rows, source, label_column, data_args.do_regression, data_args.text_column_names)
         split = next(split for split in splits if split != "train")
-        with input_errors(source_of(splits[split], split)):
-            columns = tuple(data_args.text_column_names or choose_text_columns(splits[split], split, label_column))
+        with input_errors(source := self.sources[split]):
+            columns = tuple(data_args.text_column_names or choose_text_columns(splits[split], source, label_column))
         labels = checkpoint_labels(self.model_args)
         fields = read_config(self.model_args.checkpoint, self.model_args)
         if fields.get("problem_type") == "multi_label_classification":

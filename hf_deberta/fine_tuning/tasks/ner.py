@@ -54,7 +54,7 @@ from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.named_entities import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import check_rows, read_table, require_columns, source_of
+from hf_deberta.training.data_files import Source, check_rows, read_table, require_columns
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.text_files import read_lines
 
@@ -220,12 +220,12 @@ def read_file(file: str) -> Dataset:
     return read_table(file) if is_table else read_conll(file)
 
 
-def read_sentences(rows: Dataset, split: str, data_args: NerArguments) -> list[Sentence]:
-    """Sentences with IOB2 tags; test sentences may have none."""
-    words, tags, is_test = data_args.text_column_name, data_args.label_column_name, split.startswith("test")
+def read_sentences(rows: Dataset, source: Source, data_args: NerArguments) -> list[Sentence]:
+    """Return sentences with IOB2 tags; test sentences may have none."""
+    words, tags, is_test = data_args.text_column_name, data_args.label_column_name, source.split.startswith("test")
     labelled = tags in rows.column_names
-    with input_errors(source_of(rows, split)):
-        require_columns(rows, [words] if is_test else [words, tags], split)
+    with input_errors(source):
+        require_columns(rows, [words] if is_test else [words, tags], source.split)
         if labelled and is_test and all(row_tags is None for row_tags in rows[tags]):
             labelled = False
         names = getattr(getattr(rows.features[tags], "feature", None), "names", None) if labelled else None
@@ -553,12 +553,12 @@ class NamedEntities(Task):
     def read(self, splits: dict[str, Dataset]) -> dict[str, list[Sentence]]:
         self.label_columns = (self.data_args.label_column_name,)
         sentences = {
-            split: read_sentences(rows, split, self.data_args)
+            split: read_sentences(rows, self.sources[split], self.data_args)
             for split, rows in splits.items()
             if split != "train" or self.args.do_train
         }
         if self.args.do_train:
-            with input_errors(source_of(splits["train"], "train")):
+            with input_errors(self.sources["train"]):
                 labels = tuple(label_names(sentences["train"]))
         else:
             labels = checkpoint_labels(self.model_args) or ()
@@ -567,7 +567,7 @@ class NamedEntities(Task):
         self.labels = labels_in_checkpoint_order(labels, self.model_args, self.args.do_train)
         for split, split_sentences in sentences.items():
             numbers = numbers_of_sentences(splits[split], self.data_args.text_column_name)
-            with input_errors(source_of(splits[split], split)):
+            with input_errors(self.sources[split]):
                 require_known_labels(split_sentences, self.labels, numbers)
             self.given[split] = splits[split].select(numbers)
             words = sum(len(sentence.words) for sentence in split_sentences)

@@ -52,7 +52,7 @@ from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, 
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
+from hf_deberta.training.data_files import Source, cache_rows, read_table, require_columns, require_texts
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.text_files import read_json
 
@@ -107,17 +107,13 @@ class ChoiceArguments(DataArguments):
 
 
 def read_choices(file: str | Path) -> Dataset:
-    """Return the rows of a table, or of a folder of the RACE release with one row per question."""
+    """Return the rows of a table, or the questions of a folder of the RACE release."""
     path = Path(file)
     if path.is_dir():
         return _read_release(path)
     rows = read_table(path)
-    if set(ANLI_NAMES) <= set(rows.column_names):
-        return _with_label_file(rows.rename_columns(ANLI_NAMES), path)
-    if not set(ARTICLE) <= set(rows.column_names):
-        return rows
-    with input_errors(source_of(rows, "article")):
-        return expand_rows(rows, _questions_of_article, [*FLAT_FEATURES], features=datasets.Features(FLAT_FEATURES))
+    is_anli = set(ANLI_NAMES) <= set(rows.column_names)
+    return _with_label_file(rows.rename_columns(ANLI_NAMES), path) if is_anli else rows
 
 
 def _with_label_file(rows: Dataset, path: Path) -> Dataset:
@@ -128,7 +124,7 @@ def _with_label_file(rows: Dataset, path: Path) -> Dataset:
     lines = labels.read_text(encoding="utf-8").split()
     if len(lines) != len(rows):
         raise InputError(f"{labels} has {len(lines)} labels for the {len(rows)} rows of {path}")
-    return set_source(rows.add_column("label", lines), [path], [len(rows)])
+    return rows.add_column("label", lines)
 
 
 def _read_release(folder: Path) -> Dataset:
@@ -137,8 +133,7 @@ def _read_release(folder: Path) -> Dataset:
     if not paths:
         raise InputError(f"there is no article of RACE, such as high/1.txt, in the folder {folder}")
     with input_errors(str(folder)):
-        rows = cache_rows(paths, partial(_questions_of_files, paths), FLAT_FEATURES)
-    return set_source(rows, [folder])
+        return cache_rows(paths, partial(_questions_of_files, paths), FLAT_FEATURES)
 
 
 def _questions_of_files(paths: list[Path]) -> Iterator[dict[str, Any]]:
@@ -159,7 +154,15 @@ def _questions_of_article(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"id": row_id, "article": article, "question": question, "options": choices, "answer": answer}
 
 
-def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks: bool = False) -> Dataset:
+def flatten_articles(rows: Dataset, source: Source) -> tuple[Dataset, Source]:
+    """Return a row for each question and their source, also of rows as in the release, one for each article."""
+    if not set(ARTICLE) <= set(rows.column_names):
+        return rows, source
+    features = datasets.Features(FLAT_FEATURES)
+    return expand_rows(rows, source, _questions_of_article, [*FLAT_FEATURES], features=features)
+
+
+def choice_rows(rows: Dataset, source: Source, with_labels: bool = True, fill_blanks: bool = False) -> Dataset:
     """Return rows with the columns id, context, choices (each with its question) and label.
 
     Args:
@@ -167,15 +170,15 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
         fill_blanks: put an option into the blank (_) of its question; by default it follows the question, as in the
             official DeBERTa code.
     """
-    rows = with_numbers(rows, ["answer", "label"])
-    with input_errors(source_of(rows, split)):
+    rows, split = with_numbers(rows, ["answer", "label"], source), source.split
+    with input_errors(source):
         columns = rows.column_names
         is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
         answer_column = "answer" if is_race else "label"
         needed = RACE_COLUMNS if is_race else ANLI_COLUMNS if is_anli else SWAG_COLUMNS
         require_columns(rows, [*needed, *[answer_column] * with_labels], split, FORMATS)
         labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
-        require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
+        require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], source)
 
         def make_choice_row(row: dict[str, Any], index: int = 0) -> dict[str, Any]:
             row_id = row["id"] if "id" in columns else row.get("example_id")
@@ -290,8 +293,7 @@ def encode_choices(
         return inputs | ({"labels": batch["label"]} if "label" in batch else {})
 
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
-    with input_errors(source_of(rows, "choices")):
-        inputs = rows.map(encode_batch, **options)
+    inputs = rows.map(encode_batch, **options)
     full = sum(max(map(len, choices)) >= max_seq_length for choices in inputs["input_ids"])
     if full:
         logger.warning(
@@ -330,11 +332,11 @@ class MultipleChoice(Task):
         return super().recipe_name(flags).partition("_")[0]
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        self.given, fill_blanks = require_plain_splits(splits), self.data_args.fill_blanks
-        return {
-            split: choice_rows(rows, split, with_labels=split != "test", fill_blanks=fill_blanks)
-            for split, rows in splits.items()
-        }
+        rows = {}
+        for split, raw in require_plain_splits(splits).items():
+            self.given[split], source = flatten_articles(raw, self.sources[split])
+            rows[split] = choice_rows(self.given[split], source, split != "test", self.data_args.fill_blanks)
+        return rows
 
     def config_fields(self) -> dict[str, Any]:
         return {}

@@ -25,7 +25,7 @@ from hf_deberta.fine_tuning.tasks.submission import write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS
 from hf_deberta.metrics.super_glue import record_scores
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.data_files import check_rows, require_columns, require_texts, source_of
+from hf_deberta.training.data_files import Source, check_rows, require_columns, require_texts
 from hf_deberta.training.errors import InputError, input_errors
 
 HUB_NAME = "aps/super_glue"
@@ -58,16 +58,15 @@ PASSAGE = {"text": str, "entities": [{"start": int, "end": int}]}
 ROW = {"passage": PASSAGE, "qas": [QUESTION], "idx": int}
 
 
-def read_questions(rows: Dataset, split: str, map_options: dict[str, Any] | None = None) -> Dataset:
+def read_questions(rows: Dataset, source: Source, map_options: dict[str, Any] | None = None) -> Dataset:
     """Return a split in the format of the Hub: a row per question, with `idx` and `answers`."""
-    with input_errors(source_of(rows, split)):
-        if "qas" in rows.column_names:
-            options = {**(map_options or {}), "features": datasets.Features(FEATURES)}
-            rows = expand_rows(rows, flatten_passage, [*COLUMNS, "idx", "answers"], **options)
-    with input_errors(source_of(rows, split)):
-        needs_answers = not split.startswith("test")
-        require_columns(rows, [*COLUMNS, *["answers"] * needs_answers], split)
-        require_texts(rows, ["passage", "query"], split)
+    if "qas" in rows.column_names:
+        options = {**(map_options or {}), "features": datasets.Features(FEATURES)}
+        rows, source = expand_rows(rows, source, flatten_passage, [*COLUMNS, "idx", "answers"], **options)
+    with input_errors(source):
+        needs_answers = not source.split.startswith("test")
+        require_columns(rows, [*COLUMNS, *["answers"] * needs_answers], source.split)
+        require_texts(rows, ["passage", "query"], source)
         check_rows(rows, partial(check_question, needs_answers=needs_answers))
     return rows
 
@@ -267,7 +266,7 @@ class Record(Task):
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         rows = {}
         for split, raw in splits.items():
-            rows[split] = read_questions(raw, split, self.data_args.map_options(f"reading {split}"))
+            rows[split] = read_questions(raw, self.sources[split], self.data_args.map_options(f"reading {split}"))
             logger.info(f"ReCoRD {split}: {len(rows[split]):,} rows")
         return rows
 
@@ -279,8 +278,7 @@ class Record(Task):
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         rows, options = self.rows[split], self.data_args.map_options(f"tokenizing {split}")
-        with input_errors(source_of(rows, split)):
-            return encode_questions(rows, split, tokenizer, length, self.data_args.doc_stride, options)
+        return encode_questions(rows, split, tokenizer, length, self.data_args.doc_stride, options)
 
     def predicted(self, split: str, outputs: Any, inputs: Dataset) -> RankedEntities:
         return rank_entities(logits_of(outputs), inputs, self.rows[split])

@@ -45,7 +45,7 @@ from hf_deberta.metrics import CONFIGURATIONS
 from hf_deberta.metrics.squad import squad_scores
 from hf_deberta.metrics.squad_v2 import squad_v2_scores
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import cache_rows, read_table, require_columns, require_texts, set_source, source_of
+from hf_deberta.training.data_files import Source, cache_rows, read_table, require_columns, require_texts
 from hf_deberta.training.errors import InputError, input_errors, shorten
 from hf_deberta.training.text_files import DIALECTS, file_kind, json_objects, read_json
 
@@ -123,15 +123,14 @@ def read_squad(file: str | Path) -> Dataset:
     if data is None:
         return read_table(path)
     if not isinstance(data, list) or (data and not (isinstance(data[0], dict) and "paragraphs" in data[0])):
-        rows = cache_rows([path], partial(json_objects, data, path), field="data")
-        return set_source(rows, [path], [len(rows)])
+        return cache_rows([path], partial(json_objects, data, path), field="data")
     with input_errors(f"{path} is not in the format of an official SQuAD file"):
         questions = list(_questions_of_articles(data))
         if not questions:
             raise InputError("there is no question")
         with_answers = any(question["answers"] is not None for question in questions)
         features = TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {})
-        return set_source(cache_rows([path], partial(map, _with_answers_by_column, questions), features), [path])
+        return cache_rows([path], partial(map, _with_answers_by_column, questions), features)
 
 
 def _with_answers_by_column(question: dict[str, Any]) -> dict[str, Any]:
@@ -148,15 +147,16 @@ def _questions_of_articles(articles: list) -> Iterator[dict]:
                 yield row | {"answers": answers}
 
 
-def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
+def squad_rows(rows: Dataset, source: Source, with_answers: bool = True) -> Dataset:
     """Return the columns id, context, question and answers, after checking them.
 
     Args:
         with_answers: require answers; otherwise the column is left out unless every row has some, or an empty list.
     """
-    with input_errors(source_of(rows, split)):
+    split = source.split
+    with input_errors(source):
         require_columns(rows, [*TEXT_FEATURES, *["answers"] * with_answers], split)
-        require_texts(rows, ["context", "question"], split)
+        require_texts(rows, ["context", "question"], source)
         labelled = with_answers or ("answers" in rows.column_names and None not in rows["answers"][:])
         features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if labelled else {}))
         rows, check = rows.select_columns(list(features)), partial(_check_row, labelled=with_answers)
@@ -210,7 +210,7 @@ class Squad(Task):
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         self.given = require_plain_splits(splits)
-        rows = {split: squad_rows(raw, split, with_answers=split != "test") for split, raw in splits.items()}
+        rows = {split: squad_rows(raw, self.sources[split], split != "test") for split, raw in splits.items()}
         data_args = self.data_args
         if data_args.version_2_with_negative is None:
             labelled = (split_rows for split, split_rows in rows.items() if split != "test")

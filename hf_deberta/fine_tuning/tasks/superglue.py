@@ -60,7 +60,7 @@ from hf_deberta.fine_tuning.tasks.submission import submission_command, write_js
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag
-from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
+from hf_deberta.training.data_files import Source, check_rows, csv_text, read_table, require_columns, require_texts
 from hf_deberta.training.errors import InputError, describe, input_errors
 
 DIAGNOSTICS = ("axb", "axg")
@@ -140,24 +140,28 @@ class SuperGlueArguments(DataArguments):
 # 2. Rows
 
 
-def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, Any] | None = None) -> Dataset:
-    """Return a split in the format of the Hub: a row per question, answer or sentence, with `idx` and `label`.
+def flatten_split(
+    rows: Dataset, source: Source, name: str, map_options: dict[str, Any] | None = None
+) -> tuple[Dataset, Source]:
+    """Return a split in the format of the Hub, a row per question, answer or sentence, with `idx` and `label`.
+
+    Besides the rows, return where they come from.
 
     >>> target = {"span1_text": "the men", "span1_index": 0, "span2_text": "they", "span2_index": 4}
     >>> row = {"text": "the men fled because they feared it", "target": target, "idx": 0, "label": True}
-    >>> flatten_split(Dataset.from_list([row]), "train", "wsc")[0]["span2_text"]
-    'they'
+    >>> flatten_split(Dataset.from_list([row]), Source("train"), "wsc")[0]["span2_text"][:]
+    ['they']
     """
-    rows = with_numbers(rows, set(rows.column_names) - TEXT_COLUMNS)
-    with input_errors(source_of(rows, split)):
-        nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
-        if flatten is not None and nested_column in rows.column_names:
-            rows = expand_rows(rows, flatten, [*TASKS[name].columns, "idx", "label"], **(map_options or {}))
-    with input_errors(source_of(rows, split)):
-        needs_idx = name == "multirc" and split != "train"
-        require_columns(rows, [*TASKS[name].columns, *["idx"] * needs_idx], split)
-        require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], split)
-        needs_label = "label" in rows.column_names and not split.startswith("test")
+    rows = with_numbers(rows, set(rows.column_names) - TEXT_COLUMNS, source)
+    nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
+    if flatten is not None and nested_column in rows.column_names:
+        columns = [*TASKS[name].columns, "idx", "label"]
+        rows, source = expand_rows(rows, source, flatten, columns, **(map_options or {}))
+    with input_errors(source):
+        needs_idx = name == "multirc" and source.split != "train"
+        require_columns(rows, [*TASKS[name].columns, *["idx"] * needs_idx], source.split)
+        require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], source)
+        needs_label = "label" in rows.column_names and not source.split.startswith("test")
 
         def check(row: dict[str, Any]) -> None:
             if needs_idx:
@@ -167,7 +171,7 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
             _check_positions(row, name)
 
         check_rows(rows, check)
-    return rows
+    return rows, source
 
 
 def _check_positions(row: dict[str, Any], name: str) -> None:
@@ -219,22 +223,17 @@ def _flatten_wsc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 NESTED_FORMATS = {"multirc": ("passage", _flatten_multirc), "wsc": ("target", _flatten_wsc)}
 
 
-def label_numbers(rows: Dataset, split: str, name: str) -> np.ndarray | None:
-    """Return the label numbers of a flat split, -1 for missing ones; None if all are missing."""
+def label_numbers(rows: Dataset, source: Source, name: str) -> np.ndarray | None:
+    """Return the label numbers of a flat split, -1 for missing ones; None if all are missing in rows to predict."""
     if "label" not in rows.column_names:
-        return None
-    with input_errors(source_of(rows, split)):
-        numbers = glue.label_numbers(rows, TASKS[name].labels, split)
-    return numbers if (numbers >= 0).any() else None
-
-
-def require_labels(rows: Dataset, split: str, name: str) -> np.ndarray:
-    """Return the label numbers of a flat split, of which some must be there."""
-    numbers = label_numbers(rows, split, name)
-    if numbers is None:
-        with input_errors(source_of(rows, split)):
-            raise InputError(f"the {split} rows of {name} have no labels")
-    return numbers
+        numbers = np.full(len(rows), -1)
+    else:
+        numbers = glue.label_numbers(rows, TASKS[name].labels, source)
+    if (numbers >= 0).any():
+        return numbers
+    if not source.split.startswith("test"):
+        raise InputError(f"the {source.split} rows of {name} have no labels")
+    return None
 
 
 def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:
@@ -253,6 +252,7 @@ def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, 
 
 def encode_split(
     rows: Dataset,
+    numbers: np.ndarray | None,
     split: str,
     name: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -264,10 +264,10 @@ def encode_split(
 
     Args:
         rows: of `flatten_split`.
+        numbers: of `label_numbers`.
         labels: label names in the model's order; by default the task's.
     """
     task = TASKS[name]
-    numbers = label_numbers(rows, split, name)
     if numbers is not None:
         model_index = np.array([(labels or task.labels).index(label) for label in task.labels])
         numbers = np.where(numbers >= 0, model_index[numbers], IGNORED)
@@ -345,9 +345,8 @@ def find_span(text: str, span: str, word: int) -> tuple[int, int]:
 # 4. Predictions
 
 
-def metric_inputs(name: str, rows: Dataset, predictions: np.ndarray, split: str = "validation") -> dict[str, Any]:
+def metric_inputs(name: str, rows: Dataset, numbers: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     """Return the inputs of hf_deberta/metrics/super_glue.py for label numbers; rows without a label are left out."""
-    numbers = require_labels(rows, split, name)
     labelled = np.flatnonzero(numbers >= 0)
     rows, labels, predicted = rows.select(labelled), numbers[labelled], predictions[labelled].tolist()
     if name == "multirc":
@@ -415,25 +414,29 @@ class SuperGlue(Task):
             self.collator_class = ChoiceCollator
         self.more_splits = ("test",) if data_args.axb_file or data_args.axg_file else ()
 
-    def task_and_split(self, key: str) -> tuple[str, str]:
-        """Return ("axb", "test") for the diagnostics axb, and ("rte", "train") for the split train."""
-        return (key, "test") if key in DIAGNOSTICS else (self.data_args.task_name, key)
+    def name_of(self, split: str) -> str:
+        """Return the name of the task of a split: that of the diagnostics is axb or axg."""
+        return split if split in DIAGNOSTICS else self.data_args.task_name
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         if self.data_args.task_name == "rte" and self.args.do_predict:
-            splits = splits | read_diagnostics(self.data_args, self.download_options())
-        rows = {}
+            diagnostics = read_diagnostics(self.data_args, self.download_options())
+            for name, rows in diagnostics.items():
+                file = getattr(self.data_args, f"{name}_file") or f"{record.HUB_NAME} ({name})"
+                self.sources[name] = Source("test", {file: len(rows)})
+            splits = splits | diagnostics
+        flat = {}
+        self.targets_of_split: dict[str, Any] = {}
         for key, raw in splits.items():
-            name, split = self.task_and_split(key)
-            rows[key] = flatten_split(raw, split, name, self.data_args.map_options(f"reading {key}"))
-            logger.info(f"{TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
-            if not split.startswith("test"):
-                require_labels(rows[key], split, name)
-        return rows
+            name, options = self.name_of(key), self.data_args.map_options(f"reading {key}")
+            flat[key], source = flatten_split(raw, self.sources[key], name, options)
+            logger.info(f"{TASKS[name].submission_name} {source.split}: {len(flat[key]):,} rows")
+            with input_errors(source):
+                self.targets_of_split[key] = label_numbers(flat[key], source, name)
+        return flat
 
-    def targets(self, split: str) -> np.ndarray | None:
-        name, part = self.task_and_split(split)
-        return label_numbers(self.rows[split], part, name)
+    def targets(self, split: str) -> Any:
+        return self.targets_of_split[split]
 
     @cached_property
     def model_labels(self) -> tuple[str, ...] | None:
@@ -443,18 +446,23 @@ class SuperGlue(Task):
         return {} if self.task.two_choices else super().config_fields()
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        (name, part), options = self.task_and_split(split), self.data_args.map_options(f"tokenizing {split}")
-        return encode_split(self.rows[split], part, name, tokenizer, length, self.model_labels, options)
+        rows, numbers, options = (
+            self.rows[split],
+            self.targets(split),
+            self.data_args.map_options(f"tokenizing {split}"),
+        )
+        return encode_split(rows, numbers, split, self.name_of(split), tokenizer, length, self.model_labels, options)
 
     def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
-        (name, part), best = self.task_and_split(split), predicted.numbers(self.task.labels)
-        return compute_metric("super_glue", name, **metric_inputs(name, self.rows[split], best, part))
+        name, best = self.name_of(split), predicted.numbers(self.task.labels)
+        inputs = metric_inputs(name, self.rows[split], self.targets_of_split[split], best)
+        return compute_metric("super_glue", name, **inputs)
 
     def predictions_name(self, split: str) -> str:
-        return f"predictions_{self.task_and_split(split)[0]}"
+        return f"predictions_{self.name_of(split)}"
 
     def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
-        write_superglue_predictions(folder, self.task_and_split(split)[0], self.rows[split], predicted)
+        write_superglue_predictions(folder, self.name_of(split), self.rows[split], predicted)
 
 
 def main() -> None:

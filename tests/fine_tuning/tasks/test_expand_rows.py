@@ -3,7 +3,7 @@
 import pytest
 
 from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
-from hf_deberta.training.data_files import leave_out, place_of_rows, read_table
+from hf_deberta.training.data_files import Source, read_table
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,6 @@ def test_columns_of_csv_are_numbers_where_a_task_asks_for_them(tmp_path, fields,
     assert rows.column_names == ["Unnamed: 0", "b\nb"]
     assert rows["Unnamed: 0"][:] == [field or None for field in fields]
     assert number_type(rows, "Unnamed: 0") == kind
-    rows = with_numbers(rows, ["Unnamed: 0", "no column"])
+    assert with_numbers(rows, ["Unnamed: 0"], Source("train", {"a.jsonl": 3})) is rows
+    rows = with_numbers(rows, ["Unnamed: 0", "no column"], Source("train", {str(path): 3}))
     assert rows["Unnamed: 0"][:] == values
-    kept = leave_out(rows, [1])
-    assert kept["Unnamed: 0"][:] == [values[0], values[2]]
-    assert place_of_rows(kept, "train", [1]).endswith("a.csv, row 3")

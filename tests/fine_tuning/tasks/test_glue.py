@@ -11,8 +11,8 @@ from fine_tuning_models import encode_texts
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.training.data_files import read_table, source_of
-from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.data_files import Source, read_table
+from hf_deberta.training.errors import InputError, RowError
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
 PAIR = {"sentence1": ["a"], "sentence2": ["b"]}
@@ -41,8 +41,8 @@ def rows(**columns) -> Dataset:
     return Dataset.from_dict(columns)
 
 
-def infer(data, **options) -> glue.GlueTask:
-    return glue.infer_task({"train": data if isinstance(data, Dataset) else rows(**data)}, **options)
+def infer(data, source=Source("train"), **options) -> glue.GlueTask:  # noqa: B008  # it is frozen
+    return glue.infer_task(data if isinstance(data, Dataset) else rows(**data), source, **options)
 
 
 def class_labels(values: list, names: list[str], wrap=lambda feature: feature) -> Dataset:
@@ -91,7 +91,7 @@ CODES = ["x", "y"]
 )
 def test_text_columns(columns, expected):
     data = rows(**dict.fromkeys(columns, CODES), year=[1, 2], tags=[["x"]] * 2, label=["no", "yes"])
-    assert glue.choose_text_columns(data, "train", "label") == expected
+    assert glue.choose_text_columns(data, Source("train"), "label") == expected
 
 
 @pytest.mark.parametrize("columns", [["a", "label_text"], ["a", "b", "c"], ["example_id"], []])
@@ -99,7 +99,7 @@ def test_ambiguous_text_columns(columns):
     texts = ", ".join(name for name in columns if name != "example_id")
     data = rows(**dict.fromkeys(columns, CODES), label=[0, 1])
     with pytest.raises(InputError, match=rf"text \({texts}\).*--text_column_names"):
-        glue.choose_text_columns(data, "train", "label")
+        glue.choose_text_columns(data, Source("train"), "label")
 
 
 def test_labels_that_may_be_mistakes(caplog):
@@ -124,10 +124,10 @@ def test_labels_that_may_be_mistakes(caplog):
 )
 def test_labels_of_csv_that_numbers_would_change(tmp_path, fields, labels):
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"a b,{field}\n" for field in fields))
-    train = read_table(tmp_path / "train.csv")
-    task = infer(train)
+    train, source = read_table(tmp_path / "train.csv"), Source("train", {"train.csv": len(fields)})
+    task = infer(train, source)
     assert task.labels == labels
-    targets = glue.read_targets(train, "train", task, "label")
+    targets = glue.read_targets(train, source, task, "label")
     assert list(targets) == (list(map(float, fields)) if labels is None else list(map(labels.index, fields)))
 
 
@@ -136,14 +136,12 @@ def test_a_cell_that_is_no_number_among_numbers(tmp_path):
 
     def labels_of(*labels, **options):
         (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": "a b", "label": x}) + "\n" for x in labels))
-        train = read_table(tmp_path / "train.jsonl")
-        with input_errors(source_of(train, "train")):
-            return infer(train, **options).labels
+        return infer(read_table(tmp_path / "train.jsonl"), **options).labels
 
     half, whole = [str(n / 2) for n in range(12)], [str(n % 4) for n in range(12)]
     for odd in ("nan", "NA", "null", "None", "-", "1,5"):
         for numbers in (half,) if odd == "1,5" else (half, whole):
-            with pytest.raises(InputError, match=f"train.jsonl, row 3: '{odd}' in .*--do_regression false"):
+            with pytest.raises(InputError, match=f"row 3: '{odd}' in .*--do_regression false"):
                 labels_of(*numbers[:2], odd, *numbers[2:])
             assert odd in labels_of(*numbers, odd, regression=False)
     for labels in ("1.0 2.0 3.0", "1.0 2.0 other", "yes no -", "1.2 2.5 beta new", "1 2 2.5 other", "1 -", "nan yes 1"):
@@ -311,9 +309,9 @@ def test_numbers_and_missing_texts(encode, tokenizer, caplog):
     inputs = encode(infer(data, columns=["title", "year"]), data)
     assert inputs["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
     assert "train row 2: no text in the column 'title'; read as an empty text" in caplog.text
-    glue.require_text_columns(data, ["year"], "train", require_texts=True)
+    glue.require_text_columns(data, ["year"], Source("train"), require_texts=True)
     with pytest.raises(RowError, match="row 2: no text in the column 'title'"):
-        glue.require_text_columns(data, ["year", "title"], "train", require_texts=True)
+        glue.require_text_columns(data, ["year", "title"], Source("train"), require_texts=True)
 
 
 # Predictions

@@ -16,10 +16,12 @@ from hf_deberta.fine_tuning.tasks.race import (
     answer_index,
     choice_rows,
     encode_choices,
+    flatten_articles,
     join_question_and_option,
     read_choices,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.training.data_files import Source
 from hf_deberta.training.errors import InputError
 
 ARTICLE = "One morning  Ann\nwent to the harbour.\n\nShe met a very old sailor there."
@@ -61,12 +63,12 @@ def test_race_formats(tmp_path, kind):
         Dataset.from_list(FLAT).to_parquet(path)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in FLAT), encoding="utf-8")
-    assert list(choice_rows(read_choices(path), "train")) == EXPECTED
+    assert list(choice_rows(*flatten_articles(read_choices(path), Source("train")))) == EXPECTED
 
 
 def test_swag(tmp_path):
     Dataset.from_list(SWAG).to_csv(tmp_path / "swag.csv")
-    assert list(choice_rows(read_choices(tmp_path / "swag.csv"), "train")) == [
+    assert list(choice_rows(read_choices(tmp_path / "swag.csv"), Source("train"))) == [
         {"id": "s1", "context": "Ann sits down.", "choices": ["She eats.", "She flies."], "label": 0},
         {"id": "s2", "context": "Why is it dark?", "choices": ["Sun.", "Night."], "label": 1},
     ]
@@ -76,14 +78,14 @@ def test_swag(tmp_path):
 def test_missing_values_and_numbers_are_text(tmp_path, endings):
     changed = {"sent1": "NA", "ending0": endings[0], "ending1": endings[1]}
     Dataset.from_list([{**row, **changed} for row in SWAG]).to_csv(tmp_path / "swag.csv")
-    rows = choice_rows(read_choices(tmp_path / "swag.csv"), "train")
+    rows = choice_rows(read_choices(tmp_path / "swag.csv"), Source("train"))
     assert rows["context"][0] == "NA" and rows["choices"][1] == list(endings)
 
 
 def test_endings_are_in_the_order_of_their_numbers():
     endings = {f"ending{i}": f"e{i}" for i in (10, 2, 1, 0, 9, 3, 4, 5, 6, 7, 8)}
     row = {"sent1": "a", "sent2": "b", **endings, "label": 10}
-    rows = choice_rows(Dataset.from_list([row]), "train")
+    rows = choice_rows(Dataset.from_list([row]), Source("train"))
     assert rows[0]["choices"] == [f"b e{i}" for i in range(11)] and rows[0]["id"] == "0"
 
 
@@ -92,7 +94,7 @@ def test_blanks():
     assert join_question_and_option("Ann went _ .", "home") == "Ann went _ . home"
     assert join_question_and_option("_ went home.", "Ann") == "went home. Ann"  # as in the official code
     assert join_question_and_option("Who?", "") == join_question_and_option("Who?", "", True) == "Who?"
-    rows = choice_rows(Dataset.from_list(FLAT), "train", fill_blanks=True)
+    rows = choice_rows(Dataset.from_list(FLAT), Source("train"), fill_blanks=True)
     assert rows[1]["choices"][0] == "Ann went home ."
 
 
@@ -108,28 +110,30 @@ def test_rows_without_answers():
     without = Dataset.from_list(FLAT).remove_columns("answer")
     hidden = Dataset.from_list([{**row, "label": -1} for row in SWAG])
     for rows in (without, hidden):
-        assert choice_rows(rows, "test", with_labels=False).column_names == ["id", "context", "choices"]
-    assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
+        assert choice_rows(rows, Source("test"), with_labels=False).column_names == ["id", "context", "choices"]
+    assert choice_rows(Dataset.from_list(FLAT), Source("test"), with_labels=False)["label"][:] == [1, 1]
     with pytest.raises(InputError, match="validation rows .* 'answer'; .* example_id, article"):
-        choice_rows(without, "validation")
+        choice_rows(without, Source("validation"))
     with pytest.raises(InputError, match=r"train rows 1, 2: .* not -1"):
-        choice_rows(hidden, "train")
+        choice_rows(hidden, Source("train"))
 
 
 def test_rows_of_anli(tmp_path):
     row = {"observation_1": "Ann left.", "observation_2": "It  rained.", "hypothesis_1": "wet", "hypothesis_2": "dry"}
-    [found] = choice_rows(Dataset.from_list([{**row, "label": 2}]), "train")
+    [found] = choice_rows(Dataset.from_list([{**row, "label": 2}]), Source("train"))
     assert found == {"id": "0", "context": "Ann left. It rained.", "choices": ["wet", "dry"], "label": 1}
-    assert "label" not in choice_rows(Dataset.from_list([row]), "test", with_labels=False).column_names
+    assert "label" not in choice_rows(Dataset.from_list([row]), Source("test"), with_labels=False).column_names
     with pytest.raises(InputError, match="train row 1: the label must be 1 or 2, .* not 0"):
-        choice_rows(Dataset.from_list([{**row, "label": 0}]), "train")
+        choice_rows(Dataset.from_list([{**row, "label": 0}]), Source("train"))
 
 
 def test_missing_columns_and_options():
     with pytest.raises(InputError, match=r"train rows .* 'ending1', 'label'; .* text\."):
-        choice_rows(Dataset.from_list([{"text": "x"}]), "train")
+        choice_rows(Dataset.from_list([{"text": "x"}]), Source("train"))
     with pytest.raises(InputError, match=r"row 1: options must be a list, .* 'a, b'"):
-        choice_rows(Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), "train")
+        choice_rows(
+            Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), Source("train")
+        )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def test_missing_columns_and_options():
 )
 def test_invalid_numbers_of_choices(rows, message):
     with pytest.raises(InputError, match=message):
-        choice_rows(Dataset.from_list(rows), "train")
+        choice_rows(Dataset.from_list(rows), Source("train"))
 
 
 def test_articles_with_more_questions_than_answers():
@@ -173,7 +177,7 @@ def test_invalid_files(tmp_path, name, content, message):
 
 
 def test_inputs_are_article_question_and_choice(tokenizer):
-    rows = choice_rows(Dataset.from_list(FLAT), "train")
+    rows = choice_rows(Dataset.from_list(FLAT), Source("train"))
     features = encode_choices(rows, tokenizer, 128)
     assert set(features.column_names) == {*tokenizer.model_input_names, "labels"}
     for row, inputs in zip(rows, features, strict=True):
@@ -185,7 +189,7 @@ def test_inputs_are_article_question_and_choice(tokenizer):
 
 
 def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
-    rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), "train")
+    rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), Source("train"))
     complete = encode_choices(rows, tokenizer, 128)
     longest = max(len(ids) for row in complete["input_ids"][:] for ids in row)
     encode_choices(rows, tokenizer, longest + 1)
@@ -201,13 +205,13 @@ def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
 
 
 def test_a_choice_longer_than_the_input(tokenizer):
-    rows = choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "options": ["a sailor " * 30] * 3}]), "train")
+    rows = choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "options": ["a sailor " * 30] * 3}]), Source("train"))
     with pytest.raises(InputError, match=r"choice of 'high1.txt' has \d+ tokens .* 32 leaves room for 28"):
         encode_choices(rows, tokenizer, 32)
 
 
 def test_the_collator_takes_rows_without_labels(tokenizer):
-    rows = list(encode_choices(choice_rows(Dataset.from_list(FLAT), "train"), tokenizer, 128))
+    rows = list(encode_choices(choice_rows(Dataset.from_list(FLAT), Source("train")), tokenizer, 128))
     batch = ChoiceCollator(tokenizer)(rows)
     longest = max(len(ids) for row in rows for ids in row["input_ids"])
     assert batch["input_ids"].shape == (2, 3, longest) and batch.pop("labels").tolist() == [1, 1]

@@ -16,6 +16,7 @@ from hf_deberta.fine_tuning.tasks.record import (
     read_questions,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.training.data_files import Source
 from hf_deberta.training.errors import InputError
 
 PASSAGE = "Ann Lee met Bob in Rome. Bob's dog stayed in Paris, said Ann Lee.\n@highlight\nRome is old"
@@ -41,7 +42,7 @@ def official_row():
 
 
 def flat(row=None):
-    return read_questions(Dataset.from_list([row or official_row()]), "test")
+    return read_questions(Dataset.from_list([row or official_row()]), Source("test"))
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -65,8 +66,8 @@ def test_questions_without_answers():
     row = {**official_row(), "qas": [{"query": "is it @placeholder", "idx": 50}]}
     rows = flat(row)
     assert rows["answers"] == [[]] and not has_answers(rows)
-    with pytest.raises(InputError, match="expanded train row 1: the row has no answers"):
-        read_questions(Dataset.from_list([row]), "train")
+    with pytest.raises(InputError, match="^train row 1: the row has no answers"):
+        read_questions(Dataset.from_list([row]), Source("train"))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from hf_deberta.fine_tuning.answer_spans import (
 )
 from hf_deberta.fine_tuning.tasks.squad import read_squad, squad_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.training.data_files import Source
 from hf_deberta.training.errors import InputError
 
 CONTEXT = (
@@ -45,7 +46,7 @@ def rows_of(answers, context: str = CONTEXT) -> Dataset:
         "question": [f" What is asked here {i}?" for i in range(len(lists))],
         "answers": [{"text": x, "answer_start": [context.index(text) for text in x]} for x in lists],
     }
-    return squad_rows(Dataset.from_dict(columns), "train")
+    return squad_rows(Dataset.from_dict(columns), Source("train"))
 
 
 def logits_for(features: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +97,7 @@ KINDS = ["official-json", "official-json.gz", "data-json", "list-json", "lines-j
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_file_formats(tmp_path, kind):
-    rows = squad_rows(read_squad(write_rows(tmp_path, kind)), "validation")
+    rows = squad_rows(read_squad(write_rows(tmp_path, kind)), Source("validation"))
     assert list(rows) == FLAT
 
 
@@ -116,17 +117,17 @@ def test_answers_as_lists_of_dicts(tmp_path):
             {"id": 3, "context": "Rome", "question": "?", "answers": []},
         ]
     )
-    rows = squad_rows(rows, "validation")
+    rows = squad_rows(rows, Source("validation"))
     assert rows["id"][:] == ["1", "2", "3"] and [x["text"] for x in rows["answers"]] == [["Rome"], [], []]
 
 
 def test_a_test_file_needs_no_answers(tmp_path):
     path = tmp_path / "test.json"
     path.write_text(json.dumps({"data": ARTICLES["data"][1:]}), encoding="utf-8")
-    rows = squad_rows(read_squad(path), "test", with_answers=False)
+    rows = squad_rows(read_squad(path), Source("test"), with_answers=False)
     assert rows.column_names == ["id", "context", "question"]
     with pytest.raises(InputError, match="validation rows .* 'answers'; .* id, context, question"):
-        squad_rows(read_squad(path), "validation")
+        squad_rows(read_squad(path), Source("validation"))
 
 
 @pytest.mark.parametrize("answers", [None, {"text": ["Rome"], "answer_start": [0]}])
@@ -134,7 +135,7 @@ def test_hidden_answers_are_no_missing_answers(answers):
     """Metrics would count questions with hidden answers, null, as unanswerable ones."""
     row = {"context": "Rome", "question": "?"}
     rows = Dataset.from_list([{**row, "id": 1, "answers": answers}, {**row, "id": 2, "answers": None}])
-    assert squad_rows(rows, "test", with_answers=False).column_names == ["id", "context", "question"]
+    assert squad_rows(rows, Source("test"), with_answers=False).column_names == ["id", "context", "question"]
 
 
 def test_invalid_files(tmp_path):
@@ -154,11 +155,11 @@ def test_invalid_files(tmp_path):
 )
 def test_invalid_rows(change, message):
     with pytest.raises(InputError, match=message):
-        squad_rows(Dataset.from_list([{**FLAT[0], **change}, *FLAT[1:]]), "validation")
+        squad_rows(Dataset.from_list([{**FLAT[0], **change}, *FLAT[1:]]), Source("validation"))
 
 
 def test_training_rows_may_share_an_id():
-    assert len(squad_rows(Dataset.from_list([FLAT[0], FLAT[0]]), "train")) == 2
+    assert len(squad_rows(Dataset.from_list([FLAT[0], FLAT[0]]), Source("train"))) == 2
 
 
 # Inputs
@@ -378,7 +379,7 @@ def test_null_odds(threshold, prediction):
 
 
 def test_an_empty_context(tokenizer):
-    rows = squad_rows(Dataset.from_list([{**FLAT[1], "context": "  "}, FLAT[0]]), "validation")
+    rows = squad_rows(Dataset.from_list([{**FLAT[1], "context": "  "}, FLAT[0]]), Source("validation"))
     features = SquadEncoder(tokenizer, 64, 8).evaluation_features(rows)
     for version_2 in (False, True):
         predicted = find_answers(rows, features, *logits_for(features), version_2=version_2)

@@ -14,6 +14,7 @@ from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.training.data_files import Source
 from hf_deberta.training.errors import InputError
 
 PAIR = {"premise": "Rome is old.", "hypothesis": "Rome is new", "idx": 7}
@@ -39,7 +40,7 @@ ROWS = {
 
 
 def flat(name, rows=None, split="train"):
-    return superglue.flatten_split(Dataset.from_list(rows or [ROWS[name]]), split, name)
+    return superglue.flatten_split(Dataset.from_list(rows or [ROWS[name]]), Source(split), name)[0]
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -62,15 +63,17 @@ def test_official_format_is_flattened():
 @pytest.mark.parametrize("name", [name for name in superglue.TASKS if name != "record"])
 def test_labels_as_names_and_numbers(name):
     rows = flat(name)
-    numbers = superglue.label_numbers(rows, "train", name)
+    numbers = superglue.label_numbers(rows, Source("train"), name)
     names = superglue.TASKS[name].labels
     for values in (numbers.tolist(), [names[number] for number in numbers]):
         again = rows.remove_columns("label").add_column("label", values)
-        assert (superglue.label_numbers(again, "train", name) == numbers).all()
+        assert (superglue.label_numbers(again, Source("train"), name) == numbers).all()
     bare = rows.remove_columns("label")
-    assert superglue.label_numbers(bare.add_column("label", [-1] * len(rows)), "test", name) is None
-    with pytest.raises(InputError, match=f"train rows? 1.*: .*'contradicts'; .* {names[0]}, {names[1]}"):
-        superglue.label_numbers(bare.add_column("label", ["contradicts"] * len(rows)), "train", name)
+    assert superglue.label_numbers(bare.add_column("label", [-1] * len(rows)), Source("test"), name) is None
+    with pytest.raises(InputError, match="the train rows of .* have no labels"):
+        superglue.label_numbers(bare, Source("train"), name)
+    with pytest.raises(InputError, match=f"rows? 1.*: .*'contradicts'; .* {names[0]}, {names[1]}"):
+        superglue.label_numbers(bare.add_column("label", ["contradicts"] * len(rows)), Source("train"), name)
 
 
 @pytest.mark.parametrize(
@@ -114,22 +117,24 @@ def test_word_numbers_of_wsc(name):
 )
 def test_inputs_of_a_classifier(tokenizer, name, pair):
     rows = flat(name)
-    features = superglue.encode_split(rows, "train", name, tokenizer, 128)
+    numbers = superglue.label_numbers(rows, Source("train"), name)
+    features = superglue.encode_split(rows, numbers, "train", name, tokenizer, 128)
     assert len(features) == len(rows)
     assert features[0]["input_ids"] == tokenizer(*pair)["input_ids"]
-    assert (np.array(features["labels"]) == superglue.label_numbers(rows, "train", name)).all()
+    assert (np.array(features["labels"]) == numbers).all()
     assert features.features["labels"].dtype == "int64"
 
 
 def test_labels_in_the_models_order(tokenizer):
     order = ("neutral", "contradiction", "entailment")
     rows = flat("cb", [{**ROWS["cb"], "label": label} for label in ("entailment", "contradiction", "neutral")])
-    assert superglue.encode_split(rows, "train", "cb", tokenizer, 64, order)["labels"] == [2, 1, 0]
+    inputs = superglue.encode_split(rows, np.arange(3), "train", "cb", tokenizer, 64, order)
+    assert inputs["labels"] == [2, 1, 0]
 
 
 def test_choices_are_in_the_order_of_events(tokenizer):
     rows = [ROWS["copa"], {**ROWS["copa"], "question": "effect"}]
-    features = superglue.encode_split(flat("copa", rows), "train", "copa", tokenizer, 128)
+    features = superglue.encode_split(flat("copa", rows), np.array([1, 1]), "train", "copa", tokenizer, 128)
     for number, pair in ((0, ("Clouds came.", "It rained.")), (1, ("It rained.", "Clouds came."))):
         assert features[number]["input_ids"][1] == tokenizer(*pair)["input_ids"]
     batch = ChoiceCollator(tokenizer)([features[0], features[1]])
@@ -202,9 +207,10 @@ def test_metrics_and_files_are_those_of_the_split(tmp_path, name, key):
     """Labels are numbered as the task does, whatever their order in the model."""
     arguments = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
     task = superglue.SuperGlue(ModelArguments("model"), superglue.SuperGlueArguments(task_name=name), arguments)
-    task.rows = {key: Dataset.from_dict({"idx": [5, 6, 7], "label": [0, 1, 1]})}
+    task.rows = {key: Dataset.from_dict({"idx": [5, 6, 7]})}
+    task.targets_of_split = {key: np.array([0, 1, 1])}
     predicted = LabelLogits(np.array([[0.0, 1], [1, 0], [1, 0]]), task.labels[1::-1])
-    assert task.metrics(key, predicted)[superglue.TASKS[task.task_and_split(key)[0]].metrics[0]] == 1
+    assert task.metrics(key, predicted)[superglue.TASKS[task.name_of(key)].metrics[0]] == 1
     task.write(tmp_path, key, predicted)
     assert (tmp_path / {"test": "CB.jsonl", "axb": "AX-b.jsonl"}[key]).exists()
 
