@@ -28,12 +28,14 @@ OTHERS = {
     "inspect": "show configuration, parameters, attention backend and memory of a checkpoint",
     "convert": "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code",
     "score": "classify all texts of files: parquet, jsonl, csv, tsv or txt, here or on a cluster of Ray",
+    "ensemble": "average the predictions of several runs, and compare them with the labels",
     "attention": "write an HTML page with the attention of one text, by part, layer and head",
     "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
 }
 OTHER_NAMES = {"classify": "glue", "multiple-choice": "race"}
 MODULES = {  # the others: commands.NAME
     **{name: f"fine_tuning.tasks.{name}" for name in ("glue", "superglue", "squad", "ner", "race")},
+    "ensemble": "fine_tuning.ensemble",
     "inspect": "commands.inspect_checkpoint",
     "gpu-check": "gpu_check",
 }
@@ -73,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
 def import_command(name: str) -> ModuleType:
     """Import a command; exit with one line if it reads data and a package for that is missing."""
     missing = [package for package in TRAIN_PACKAGES if find_spec(package) is None]
-    if missing and (name in SCRIPTS or name == "score"):
+    if missing and (name in SCRIPTS or name in ("score", "ensemble")):
         raise SystemExit(
             f"{Path(sys.argv[0]).name}: {name} needs {', '.join(missing)}: run pip install '.[train]' in a copy of the "
             "repository"

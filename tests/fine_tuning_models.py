@@ -6,7 +6,6 @@ import runpy
 import sys
 from pathlib import Path
 
-import pytest
 from datasets import Dataset
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
@@ -47,27 +46,6 @@ def run_script(script: str, *arguments: object) -> None:
 
 def results(folder: Path) -> dict:
     return json.loads((folder / "all_results.json").read_text())
-
-
-def ensemble_metrics(folder: Path, split: str = "validation") -> dict[str, dict[str, float]]:
-    """The metrics of each run and of their ensemble.
-
-    Checks that those of a seed are what it evaluated to, and that the scores of the ensemble are the means of its runs.
-    """
-    metrics = json.loads((folder / "ensemble" / "ensemble.json").read_text())["metrics"][split]
-    (rows_hash,) = {(folder / name / f"scores_{split}.jsonl").read_text("utf-8").split("\n")[0] for name in metrics}
-    assert [*json.loads(rows_hash)] == ["rows"]
-    for name in set(metrics) - {"ensemble"}:
-        evaluated = results(folder / name)
-        expected = {metric: evaluated[f"eval_{metric}"] for metric in metrics[name]}
-        assert metrics[name] == pytest.approx(expected, rel=1e-4)
-    for file in folder.glob("ensemble/scores_*.jsonl"):
-        runs = [read_json_lines(folder / name / file.name)[1:] for name in sorted(set(metrics) - {"ensemble"})]
-        for mean, *rows in zip(read_json_lines(file)[1:], *runs, strict=True):
-            names = {name for row in rows for name in row}
-            expected = {name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
-            assert mean == pytest.approx(expected, rel=1e-4)
-    return metrics
 
 
 def read_json_lines(file: Path) -> list[dict]:

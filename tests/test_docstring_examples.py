@@ -16,7 +16,6 @@ MODULES = [
     "model.modeling_hf_deberta",
     "model.relative_position",
     "model.replaced_token_detection",
-    "fine_tuning.ensemble",
     *(f"fine_tuning.tasks.{name}" for name in ("expand_rows", "glue", "ner", "race", "superglue")),
 ]
 

@@ -9,10 +9,8 @@ import pytest
 import torch
 from datasets import Dataset
 from fine_tuning_models import (
-    CPU,
     RUN,
     classification,
-    ensemble_metrics,
     read_json_lines,
     read_predicted_rows,
     results,
@@ -25,6 +23,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.__main__ import main
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.fine_tuning.tasks import glue
 
@@ -129,44 +128,12 @@ def test_several_seeds(data, tmp_path, capsys):
     again = json.loads((out / "seeds.json").read_text())["seeds"]
     assert {seed: metrics["eval_loss"] for seed, metrics in again.items()} == losses
     assert "median" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, capsys):
-    """Both have the same predictions and files, whatever the order of the labels in a run's model."""
-    out, again = tmp_path / "out", tmp_path / "again"
-    command = ["--task_name", "sst2", "--data_dir", data / "sst2", *CPU]
-    run_glue("--model_name_or_path", data / "ours", *command, *RUN, "--max_steps", 3, "--num_seeds", 2,
-             "--output_dir", out)  # fmt: skip
-    metrics = ensemble_metrics(out)
-    assert set(metrics) == {"seed-42", "seed-43", "ensemble"}
-    assert "The ensemble of 2 runs, validation" in capsys.readouterr().out
-    scores = read_json_lines(out / "ensemble" / "scores_test.jsonl")[1:]
-    lines = read_predicted_rows(out / "ensemble", "predictions_sst2")
-    for line, mean in zip(lines, scores, strict=True):
-        assert line["probabilities"] == pytest.approx(mean, rel=1e-4) and line["prediction"] == max(mean, key=mean.get)
-    model = AutoModelForSequenceClassification.from_pretrained(out / "seed-43")
-    for parameter in model.classifier.parameters():
-        parameter.data = parameter.data.flip(0)
-    model.config.id2label, model.config.label2id = {0: "positive", 1: "negative"}, {"positive": 0, "negative": 1}
-    model.save_pretrained(out / "seed-43")
-    run_glue("--model_name_or_path", out / "seed-43", *command, "--do_eval", "--do_predict",
-             "--output_dir", tmp_path / "reordered")  # fmt: skip
-    run_glue("--ensemble", out / "seed-42", tmp_path / "reordered", *command, "--output_dir", again)
-    assert (again / "SST-2.tsv").read_text() == (out / "ensemble" / "SST-2.tsv").read_text()
-    found = json.loads((again / "ensemble.json").read_text())["metrics"]["validation"]["ensemble"]
-    assert found == metrics["ensemble"] and not (again / "model.safetensors").exists()
-    lines = (data / "sst2" / "test.jsonl").read_text().splitlines()
-    reordered = write_json_lines(tmp_path / "reordered.jsonl", [json.loads(line) for line in lines[::-1]])
-    for words, message in (
-        ((out / "seed-42", out / "seed-43", "--test_file", reordered), "others, or the same in another order: an"),
-        ((out / "seed-42", data / "sst2"), r"there is no .*scores_\w+.jsonl: --ensemble takes folders of runs"),
-        ((out / "seed-42",), "--ensemble needs two finished runs or more"),
-        ((out / "seed-42", out / "seed-43", "--max_predict_samples", 1), "the test split has 1: an ensemble is for"),
-        ((out / "seed-42", out / "seed-43", "--do_train"), "--ensemble needs two finished runs or more, and neither"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            run_glue("--ensemble", *words, *command, "--output_dir", tmp_path / "wrong")
+    seeds = [out / f"seed-{seed}" for seed in (7, 8)]
+    assert main(["ensemble", *map(str, seeds), "--output_dir", str(tmp_path / "ensemble")]) == 0
+    files = [read_predicted_rows(folder, "predictions_sst2") for folder in (*seeds, tmp_path / "ensemble")]
+    for first, second, mean in zip(*files, strict=True):
+        probabilities = {label: (p + second["probabilities"][label]) / 2 for label, p in first["probabilities"].items()}
+        assert mean["probabilities"] == pytest.approx(probabilities)
 
 
 @pytest.mark.slow

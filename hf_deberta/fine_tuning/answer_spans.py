@@ -28,10 +28,7 @@ from hf_deberta.training.errors import InputError
 
 CLS_POSITION = 0
 DEFAULT_STRIDE = 128  # tokens that neighbouring windows share, if the windows are long enough
-MIN_PROBABILITY = 1e-12  # of a label or "no answer" that no run has a score for; its logarithm is finite
 NO_SPAN_NULL_ODDS = 1e6  # the null odds of a context without any candidate span
-
-Scores = list[dict[str, float]]  # of each row, for an ensemble; see ensemble.py
 
 logger = logging.get_logger(__name__)
 
@@ -293,21 +290,6 @@ class PredictedAnswers(NamedTuple):
     null_odds: dict[str, float]
     texts: dict[str, str]
 
-    @classmethod
-    def from_scores(
-        cls, ids: Sequence[str], scores: Scores, version_2: bool = False, null_score_diff_threshold: float = 0.0
-    ) -> "PredictedAnswers":
-        """Return the answers of an ensemble, with the arguments of `find_answers`."""
-        answers = cls({}, {}, {}, {})
-        for row_id, row in zip(ids, scores, strict=True):
-            ranked = sorted(row.items(), key=lambda item: item[1], reverse=True)
-            best = next((text for text, _ in ranked if text), "")
-            null = np.log(max(row.get("", 0.0), MIN_PROBABILITY))
-            null_odds = float(null - np.log(row[best])) if best else NO_SPAN_NULL_ODDS
-            nbest = [{"text": text, "probability": probability} for text, probability in ranked]
-            answers.add(row_id, best, nbest, null_odds if version_2 else None, null_score_diff_threshold)
-        return answers
-
     def add(
         self, row_id: str, text: str, nbest: list[dict[str, Any]], null_odds: float | None, threshold: float
     ) -> None:
@@ -317,14 +299,12 @@ class PredictedAnswers(NamedTuple):
             self.null_odds[row_id] = null_odds
         self.predictions[row_id] = "" if null_odds is not None and null_odds > threshold else text
 
-    def scores(self) -> Scores:
-        """Return the probabilities of the best answers by their text, for an ensemble; "" is no answer."""
-        scores: Scores = []
-        for entries in self.nbest.values():
-            scores.append({})
-            for entry in entries:  # spans with the same text are one answer
-                scores[-1][entry["text"]] = scores[-1].get(entry["text"], 0.0) + entry["probability"]
-        return scores
+    def probabilities(self) -> list[float]:
+        """Return the probability of each predicted answer, the sum over the spans with its text."""
+        return [
+            sum(entry["probability"] for entry in self.nbest[row_id] if entry["text"] == answer)
+            for row_id, answer in self.predictions.items()
+        ]
 
     def write(self, folder: str | Path, prefix: str = "") -> None:
         """Write predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json."""

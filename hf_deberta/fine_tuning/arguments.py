@@ -70,13 +70,8 @@ class FineTuningArguments(RunArguments):
     early_stopping_patience: int | None = flag(None, "Stop after this many evaluations without improvement.")
     num_seeds: int = flag(
         1,
-        "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model; "
-        "write the predictions of the ensemble of all seeds to OUTPUT_DIR/ensemble. Finished seeds are skipped.",
-    )
-    ensemble: list[str] | None = flag(
-        None,
-        "Folders of finished runs: average their predictions of the validation and test rows instead of "
-        "training; write metrics, predictions and submission files.",
+        "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model. Finished "
+        "seeds are skipped. hf-deberta ensemble averages their predictions.",
     )
     recipe: Literal["auto", "none"] = flag(
         "auto",
@@ -91,17 +86,10 @@ class FineTuningArguments(RunArguments):
             raise InputError(
                 "--push_to_hub pushes one model only: with --num_seeds, push OUTPUT_DIR, the best model, afterwards"
             )
-        if self.ensemble is not None and (len(set(self.ensemble)) < 2 or self.do_train or self.num_seeds > 1):
-            raise InputError(
-                f"--ensemble needs two finished runs or more, and neither trains nor takes --num_seeds: "
-                f"{' '.join(self.ensemble)}"
-            )
-        self.row_hashes: dict[str, str] = {}  # by `splits.hash_rows`
         self.user_chose_metric = self.metric_for_best_model is not None
         self.actions_inferred = not (self.do_train or self.do_eval or self.do_predict)
         if self.actions_inferred:
-            self.do_train = self.ensemble is None
-            self.do_eval = self.do_predict = True
+            self.do_train = self.do_eval = self.do_predict = True
         if not (self.do_train and self.do_eval):
             self.eval_strategy = "no"
         if self.eval_strategy == "steps" and self.save_strategy == "epoch":
@@ -165,10 +153,8 @@ def choose_flags(
     """
     if flags.demo:
         return parse(demo_flags(flags.output_dir, demo))
-    if not (flags.intermediate or flags.model_name_or_path or flags.ensemble):
+    if not (flags.intermediate or flags.model_name_or_path):
         return flags
-    if not (flags.intermediate or flags.model_name_or_path):  # labels and flags are those of the first run
-        flags = parse({"model_name_or_path": flags.ensemble[0]})
     if flags.recipe == "auto":
         recipe, source = recipe_flags(flags, recipe_task(flags))
         flags = parse(recipe)
@@ -184,7 +170,7 @@ def choose_flags(
 
 
 def is_without_training(flags: Namespace) -> bool:
-    return bool(flags.ensemble or ((flags.do_eval or flags.do_predict) and not flags.do_train))
+    return (flags.do_eval or flags.do_predict) and not flags.do_train
 
 
 def flags_of_training(flags: Namespace) -> dict[str, Any]:

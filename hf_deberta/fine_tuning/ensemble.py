@@ -1,97 +1,118 @@
-"""Average the predictions of several runs of a task: of several seeds, or of any finished runs.
+"""`hf-deberta ensemble`: average the predictions of several runs for the same rows, and compare them with the labels.
 
-Each run writes the scores of its validation and test rows to `scores_SPLIT.jsonl`, a hash of the rows in the first line
-and an object for each row (for each word in named-entity recognition):
+    hf-deberta ensemble out/seed-* --output_dir out/ensemble
 
-    {"rows": "5d41402abc4b2a76"}                    only scores of the same rows in the same order are averaged
-    {"entailment": 0.98, "not_entailment": 0.02}    the probabilities of labels; of choices by their number
-    {"Rome": 0.7, "in Rome": 0.2, "": 0.1}          of answers (SQuAD), where "" is no answer; of entities (ReCoRD)
-    {"value": 3.2}                                  a number (regression)
-
-The scores of an ensemble are their means over the runs. What a run left out, such as an answer that is not among its
-best, has the score 0 there. `python run_x.py --num_seeds 5 ...` writes an ensemble of its seeds to OUTPUT_DIR/ensemble;
-`python run_x.py --ensemble RUN RUN ... --output_dir OUT` that of finished runs to OUT, for the same rows.
-
-    >>> average_scores([[{"yes": 1.0}], [{"yes": 0.5, "no": 0.5}]])
-    [{'yes': 0.75, 'no': 0.25}]
+Reads the predictions*.jsonl that the fine-tuning scripts write for test rows, for tasks with probabilities:
+classification, also with several labels, and multiple choice. Writes files of the same form, and ensemble.json.
 """
 
-import json
-from collections.abc import Sequence
-from math import isfinite
+import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+from datasets import Dataset
 from pandas import DataFrame
-from transformers.utils import logging
 
-from hf_deberta.fine_tuning.task import Scores, Task, is_validation, prediction_splits
-from hf_deberta.fine_tuning.tasks.submission import write_json_lines
+from hf_deberta.fine_tuning.tasks.submission import write_predicted_rows
+from hf_deberta.metrics import compute_metric
+from hf_deberta.training.data_files import read_table
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.json_files import write_json
-from hf_deberta.training.text_files import read_lines
+from hf_deberta.training.run_identity import content_hash
 
-LEAST_SCORE = 1e-9  # smaller ones are not written
-
-logger = logging.get_logger(__name__)
+PREDICTIONS = ["prediction", "probabilities"]  # columns
 
 
-def write_ensemble(folder: Path, runs: dict[str, Path], task: Task) -> None:
-    """Average the scores of runs, named as in the table that is printed; write predictions and ensemble.json."""
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    evaluated = [split for split in task.rows if is_validation(split)] if task.args.do_eval else []
-    for split in [*evaluated, *(prediction_splits(task) if task.args.do_predict else [])]:
-        rows_hash, rows = task.args.row_hashes.get(split), task.number_of_scores(split)
-        members = [read_scores(run, split, rows, rows_hash) for run in runs.values()]
-        averaged = average_scores(members)
-        if task.has_labels(split):
-            by_run = dict(zip((*runs, "ensemble"), (*members, averaged), strict=True))
-            results[split] = {
-                name: task.metrics(split, task.from_scores(split, scores)) for name, scores in by_run.items()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs with predictions*.jsonl")
+    parser.add_argument("--output_dir", type=Path, required=True, help="folder to write")
+    parser.add_argument("--label_column_name", default="label", help="column of the labels, if any (default: label)")
+    parser.add_argument("--labels", nargs="+", default=[], help="names of labels that are numbers, from 0 on")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Average the predictions, write them, and print the metrics of the runs and of the ensemble."""
+    files = sorted(path.name for path in args.runs[0].glob("predictions*.jsonl"))
+    if not files or len(set(args.runs)) < 2:
+        raise InputError(f"name two runs or more with predictions*.jsonl, not {' '.join(map(str, args.runs))}")
+    metrics = {}
+    for file in files:
+        tables = {str(run): read_table(run / file) for run in args.runs}
+        require_same_rows(tables, file)
+        first = tables[str(args.runs[0])]
+        rows, labels = first.remove_columns(PREDICTIONS), [*first.features["probabilities"]]
+        several = isinstance(first[0]["prediction"], list)
+        probabilities = {run: probabilities_of(table, labels) for run, table in tables.items()}
+        probabilities["ensemble"] = np.mean([*probabilities.values()], axis=0)
+        best = {run: best_labels(values, several) for run, values in probabilities.items()}
+        targets = read_targets(rows, args.label_column_name, labels, args.labels)
+        if targets is not None:
+            inputs = {"references": targets}
+            metrics[file] = {
+                run: compute_metric("glue", "multi_label", predictions=values, **inputs) for run, values in best.items()
             }
-        write_scores(folder, split, averaged, rows_hash)
-        if not is_validation(split):
-            task.write_predictions(folder, split, task.from_scores(split, averaged))
-    write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
-    for split, metrics in results.items():
-        table = DataFrame(metrics).T.to_string(float_format="%.4f")
-        print(f"\nThe ensemble of {len(runs)} runs, {split}", table, sep="\n")
-    logger.info(f"Predictions of the ensemble of {', '.join(runs)} are in {folder}")
+            print(file, DataFrame(metrics[file]).T.to_string(float_format="%.4f"), sep="\n")
+        names = [[labels[number] for number in np.flatnonzero(row)] for row in best["ensemble"]]
+        predicted = {
+            "prediction": names if several else [name for (name,) in names],
+            "probabilities": [dict(zip(labels, row, strict=True)) for row in probabilities["ensemble"].tolist()],
+        }
+        write_predicted_rows(args.output_dir / file.removesuffix(".jsonl"), rows, predicted)
+    write_json(args.output_dir / "ensemble.json", {"runs": [*map(str, args.runs)], "metrics": metrics})
+    print(f"wrote the mean of {len(args.runs)} runs to {args.output_dir}: {', '.join(files)}")
+    return 0
 
 
-def average_scores(members: Sequence[Scores]) -> Scores:
-    """The means of the scores of each row over the runs, in the order of the first run's names."""
-    averaged = []
-    for rows in zip(*members, strict=True):
-        names = dict.fromkeys(name for row in rows for name in row)
-        averaged.append({name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names})
-    return averaged
+def require_same_rows(tables: Mapping[str, Dataset], file: str) -> None:
+    """Require that the predictions of all runs have probabilities of the same labels, for the same rows."""
+    first, expected = "", None
+    for run, table in tables.items():
+        if not set(PREDICTIONS) <= set(table.column_names):
+            raise InputError(f"{run}/{file} has no probabilities: name runs of classification or multiple choice")
+        found = sorted(table.features["probabilities"]), content_hash(table.remove_columns(PREDICTIONS))
+        first, expected = first or run, expected or found
+        if found != expected:
+            raise InputError(
+                f"{run}/{file} has other rows or labels than {first}/{file}, or another order: predict the same file "
+                "with models of the same labels"
+            )
 
 
-def write_scores(folder: Path, split: str, scores: Scores, rows_hash: str | None = None) -> None:
-    rows = ({name: float(f"{x:.9g}") for name, x in row.items() if abs(x) >= LEAST_SCORE} for row in scores)
-    write_json_lines(folder / f"scores_{split}.jsonl", [{"rows": rows_hash}, *rows])
+def probabilities_of(table: Dataset, labels: Sequence[str]) -> np.ndarray:
+    """Return the probabilities [rows, labels]."""
+    return np.array([[row[label] for label in labels] for row in table["probabilities"]])
 
 
-def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = None) -> Scores:
-    """Return the scores of a run, which must be those of so many rows with this hash."""
-    file = folder / f"scores_{split}.jsonl"
-    if not file.is_file():
-        raise InputError(
-            f"there is no {file}: --ensemble takes folders of runs that evaluated the validation rows and predicted "
-            "the test rows. For a model without this file, run the script with --model_name_or_path, --do_eval and "
-            "--do_predict, and name its --output_dir"
-        )
-    try:
-        header, *scores = [json.loads(line, parse_int=float) for line in read_lines(file)]
-        found = header["rows"]
-        if not all(isfinite(score) for row in scores for score in row.values()):
-            raise ValueError("a score is not a finite number")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
-        raise InputError(f"{file} is damaged: {reason}; evaluate and predict that run again") from None
-    if len(scores) != rows or found != rows_hash:
-        others = " others, or the same in another order" if len(scores) == rows else ""
-        raise InputError(
-            f"{file} has the scores of {len(scores):,} rows or words, and the {split} split has {rows:,}{others}: an "
-            "ensemble is for the rows that its runs evaluated and predicted; evaluate and predict that run on these"
-        )
-    return scores
+def best_labels(probabilities: np.ndarray, several: bool) -> np.ndarray:
+    """Return 1 for the best label of each row, or for all above 0.5 if it may have several; otherwise 0."""
+    if several:
+        return (probabilities > 0.5).astype(int)
+    return np.eye(probabilities.shape[1], dtype=int)[probabilities.argmax(-1)]
+
+
+def read_targets(rows: Dataset, column: str, labels: Sequence[str], names: Sequence[str]) -> np.ndarray | None:
+    """Return 1 for each label that a row has, otherwise 0; None if a row has none, or -1, as GLUE hides labels.
+
+    Args:
+        names: of the labels that are numbers in the rows. LABEL_0, LABEL_1, ... are known.
+    """
+    if unknown := set(names) - set(labels):
+        raise InputError(f"--labels {', '.join(sorted(unknown))}: the predictions are {', '.join(labels)}")
+    if column not in rows.column_names:
+        return None
+    numbers = {label: number for number, label in enumerate(labels)}
+    numbers |= {label.removeprefix("LABEL_"): number for label, number in numbers.items()}
+    numbers |= {str(number): numbers[name] for number, name in enumerate(names)}
+    targets = np.zeros((len(rows), len(labels)), int)
+    for row, value in enumerate(rows[column]):
+        for label in value if isinstance(value, list) else [value]:
+            if label in (None, -1):
+                return None
+            if str(label) not in numbers:
+                raise InputError(
+                    f"row {row + 1} has the label {label!r} in the column {column!r}, and the predictions are "
+                    f"{', '.join(labels)}: name another --label_column_name, or with --labels the names of 0, 1, ..."
+                )
+            targets[row, numbers[str(label)]] = 1
+    return targets

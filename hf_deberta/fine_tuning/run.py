@@ -1,4 +1,4 @@
-"""One run of any task: read rows; train, evaluate and predict once per seed; average the seeds, or finished runs.
+"""One run of any task: read rows; train, evaluate and predict once per seed.
 
 A file of `tasks/` calls `run_task` with its class. docs/fine_tuning.md says what a run writes.
 """
@@ -19,9 +19,8 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.arguments import READING_FLAGS, RECIPE_FLAGS, FineTuningArguments, choose_flags
-from hf_deberta.fine_tuning.ensemble import write_ensemble
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import hash_rows, read_splits
+from hf_deberta.fine_tuning.splits import read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_config, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
@@ -45,12 +44,7 @@ def run_task(task_class: type[Task]) -> None:
         model_args.reading_flags = {name: value for name, value in identifying if name in READING_FLAGS}
         task = task_class.class_for(data_args)(model_args, data_args, args)
         read_rows(task)
-        if args.ensemble is None:
-            folder, runs = args.output_folder / "ensemble", run_seeds(args, partial(run, task, sift_args))
-        else:
-            folder, runs = args.output_folder, {name: Path(name) for name in args.ensemble}
-        if runs and args.should_save and (args.do_eval or args.do_predict):
-            write_ensemble(folder, runs, task)
+        run_seeds(args, partial(run, task, sift_args))
 
     classes = (task_class.model_arguments, task_class.arguments, SiftArguments, FineTuningArguments)
     choose = partial(choose_flags, recipe_task=task_class.recipe_name, demo=task_class.demo)
@@ -59,7 +53,7 @@ def run_task(task_class: type[Task]) -> None:
 
 
 def read_rows(task: Task) -> None:
-    """Read the rows of a task, and set what depends on them: actions, the best model's metric, hashes for ensembles."""
+    """Read the rows of a task, and set what depends on them: actions, and the best model's metric."""
     splits, task.sources = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
     task.args.choose_actions([*splits, *task.more_splits])
     while True:
@@ -68,7 +62,6 @@ def read_rows(task: Task) -> None:
             break
         except RowError as error:
             leave_out_bad_rows(task, splits, error)
-    task.args.row_hashes = hash_rows({split: task.input_rows(split) for split in task.rows}, *task.label_columns)
     task.args.set_best_metric(task.metric_names)
 
 
@@ -133,25 +126,23 @@ def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
 # Several seeds
 
 
-def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> dict[str, Path]:
-    """Call `run` once, or with each of --num_seeds seeds; return the folders of several seeds by name.
+def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> None:
+    """Call `run` once, or with each of --num_seeds seeds.
 
     Finished seeds are skipped. The best model is copied to --output_dir, next to `seeds.json`.
     """
     if args.num_seeds == 1:
         run(args)
-        return {}
-    metrics, folders = {}, {}
+        return
+    metrics = {}
     for seed in range(args.seed, args.seed + args.num_seeds):
         seed_args = copy.copy(args)
-        folders[f"seed-{seed}"] = args.output_folder / f"seed-{seed}"
-        seed_args.seed, seed_args.output_dir = seed, str(folders[f"seed-{seed}"])
+        seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
         with lock_folder(seed_args.output_folder):
             metrics[seed] = run(seed_args)
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
-    return folders
 
 
 def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:

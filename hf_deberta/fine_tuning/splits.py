@@ -5,8 +5,6 @@
 {'sentence': "Our friends won't buy this analysis ...", 'label': 1, 'idx': 0}
 """
 
-import hashlib
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -163,16 +161,6 @@ def find_task_name(given: str, names: Collection[str]) -> str | None:
 
 def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
-
-
-def hash_rows(splits: dict[str, Dataset], *labels: str) -> dict[str, str]:
-    """Return a hash of the rows of each split, in their order and without the columns `labels`."""
-    digests = {split: hashlib.sha256() for split in splits if split != "train"}
-    for split, digest in digests.items():
-        unlabelled = [name for name in splits[split].column_names if name not in labels]
-        for table in splits[split].select_columns(unlabelled).with_format("arrow").iter(1000):
-            digest.update(json.dumps(table.to_pydict(), sort_keys=True, default=str).encode())
-    return {split: digest.hexdigest()[:16] for split, digest in digests.items()}
 
 
 def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> tuple[Dataset, dict[str, int]]:

@@ -2,9 +2,6 @@
 
 `run.py` trains, evaluates and predicts with any `Task`; a task knows no Trainer. The defaults are those of a
 classification with one label for each row. docs/fine_tuning.md shows how to write a new task.
-
-The predictions of a split are one object, whether they come from a model (`predicted`) or from an ensemble
-(`from_scores`), so `metrics` and `write` are the same for both.
 """
 
 from argparse import Namespace
@@ -20,15 +17,11 @@ from scipy.special import expit, softmax
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_deberta import HfDebertaForSequenceClassification
-from hf_deberta.fine_tuning.answer_spans import MIN_PROBABILITY, Scores
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_predicted_rows
 from hf_deberta.training.data_files import Source, read_table
-from hf_deberta.training.errors import InputError
-
-VALUE = "value"  # the name of a number in the scores of a regression
 
 
 @dataclass(frozen=True)
@@ -44,38 +37,18 @@ class LabelLogits:
     labels: tuple[str, ...] | None
     multi_label: bool = False
 
-    @classmethod
-    def from_scores(cls, scores: Scores, labels: Sequence[str] | None, multi_label: bool = False) -> "LabelLogits":
-        """Return logits with the probabilities `scores`; of a regression, its numbers."""
-        names = [VALUE] if labels is None else list(labels)
-        if unknown := {name for row in scores for name in row} - set(names):
-            expected = "this task is a regression" if labels is None else f"the labels are {', '.join(names)}"
-            raise InputError(f"the runs have scores of {', '.join(sorted(unknown))}; {expected}")
-        values = np.array([[row.get(name, 0.0) for name in names] for row in scores])
-        if labels is None:
-            return cls(values[:, 0], None)
-        logits = np.log(values.clip(MIN_PROBABILITY))
-        if multi_label:
-            logits -= np.log((1 - values).clip(MIN_PROBABILITY))
-        return cls(logits, tuple(labels), multi_label)
-
-    def probabilities(self) -> np.ndarray:
-        """Return the probabilities [rows, labels]; numbers [rows] of a regression."""
+    def probabilities(self) -> list[dict[str, float]]:
+        """Return the probability of each label, by row."""
         values = self.values.astype(np.float64)
-        return values if self.labels is None else expit(values) if self.multi_label else softmax(values, axis=-1)
-
-    def scores(self) -> Scores:
-        """Return what an ensemble averages: probabilities by label, or numbers."""
-        probabilities, names = self.probabilities(), self.labels or (VALUE,)
-        rows = probabilities.reshape(-1, len(names)).tolist()
-        return [dict(zip(names, row, strict=True)) for row in rows]
+        rows = (expit(values) if self.multi_label else softmax(values, axis=-1)).tolist()
+        return [dict(zip(self.labels or (), row, strict=True)) for row in rows]
 
     def best(self) -> list[Any]:
         """Return the best label of each row, or all above 0.5 of several labels; numbers of a regression."""
         if self.labels is None:
             return self.values.tolist()
         if self.multi_label:
-            return [[label for label, p in row.items() if p > 0.5] for row in self.scores()]
+            return [[label for label, p in row.items() if p > 0.5] for row in self.probabilities()]
         return [self.labels[index] for index in self.values.argmax(-1)]
 
     def numbers(self, labels: Sequence[str]) -> np.ndarray:
@@ -84,7 +57,7 @@ class LabelLogits:
 
     def columns(self) -> dict[str, list[Any]]:
         """Return the prediction of each row and, of classes, the probabilities of its labels."""
-        return {"prediction": self.best()} | ({} if self.labels is None else {"probabilities": self.scores()})
+        return {"prediction": self.best()} | ({} if self.labels is None else {"probabilities": self.probabilities()})
 
 
 class Task:
@@ -104,7 +77,6 @@ class Task:
     model_arguments: type[ModelArguments] = ModelArguments
     read_file: Callable[[str], Dataset] = staticmethod(read_table)
     hub_names: Mapping[str, tuple[str, str | None]] = {}  # dataset and configuration, by --task_name
-    label_columns: tuple[str, ...] = ("label",)  # left out of the hash that binds the scores of an ensemble to rows
     model_class: Any = HfDebertaForSequenceClassification
     auto_class: Any = AutoModelForSequenceClassification  # for other models than DeBERTa; None if there is none
     collator_class: Any = DataCollatorWithPadding
@@ -153,10 +125,6 @@ class Task:
     def has_labels(self, split: str) -> bool:
         return self.targets(split) is not None
 
-    def number_of_scores(self, split: str) -> int:
-        """Return the length of the scores of a split."""
-        return len(self.rows[split])
-
     # 2. Model and its inputs
 
     @cached_property
@@ -183,14 +151,6 @@ class Task:
     def predicted(self, split: str, outputs: Any, inputs: Dataset) -> Any:
         """Return the predictions of a split from the model's outputs for its inputs."""
         return LabelLogits(logits_of(outputs), self.model_labels)
-
-    def scores(self, predicted: Any) -> Scores:
-        """Return what an ensemble averages."""
-        return predicted.scores()
-
-    def from_scores(self, split: str, scores: Scores) -> Any:
-        """Return the predictions of an ensemble."""
-        return LabelLogits.from_scores(scores, self.labels)
 
     def metrics(self, split: str, predicted: Any) -> dict[str, float]:
         """Return the metrics of a split with labels."""

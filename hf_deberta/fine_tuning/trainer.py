@@ -10,7 +10,6 @@ from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.ensemble import write_scores
 from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels, share_of_batch
 from hf_deberta.fine_tuning.task import Task, is_validation, logits_of
 from hf_deberta.training.errors import InputError
@@ -29,7 +28,7 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
 
     Args:
         splits: inputs by split; training and evaluation data come from here.
-        task: makes metrics, files and the scores for an ensemble from predictions; None to compute the loss alone.
+        task: makes metrics and files from predictions; None to compute the loss alone.
     """
 
     args: FineTuningArguments
@@ -120,12 +119,10 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         return metrics
 
     def write_predictions(self, split: str) -> None:
-        """Write the files of the last predictions, and what an ensemble needs of this run."""
-        if self.task is not None and self.is_world_process_zero():
-            folder = self.args.output_folder
-            write_scores(folder, split, self.task.scores(self.predicted), self.args.row_hashes.get(split))
-            if self.task.writes_evaluations or not is_validation(split):
-                self.task.write_predictions(folder, split, self.predicted)
+        """Write the files of the last predictions."""
+        is_written = self.task is not None and (self.task.writes_evaluations or not is_validation(split))
+        if self.task is not None and is_written and self.is_world_process_zero():
+            self.task.write_predictions(self.args.output_folder, split, self.predicted)
         self.predicted = None
 
     def identifying_settings(self) -> dict[str, Any]:

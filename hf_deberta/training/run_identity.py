@@ -63,10 +63,10 @@ BEST_MODEL_FLAGS = (
     "validation_file", "max_eval_samples", "metric_for_best_model", "greater_is_better",
     "eval_strategy", "eval_steps", "save_strategy", "save_steps",
 )  # fmt: skip
-# Files of a run that would be mixed with those of a new one: metrics in the model card, scores in ensembles.
+# Metrics of a run, which would be mixed with those of a new one in the model card.
 RESULTS = (
     "all_results.json", "train_results.json", "eval_results.json", "test_results.json", "predict_results.json",
-    "predict_*_results.json", "ax?_results.json", "scores_validation*.jsonl", "scores_test*.jsonl", "scores_ax?.jsonl",
+    "predict_*_results.json", "ax?_results.json",
 )  # fmt: skip
 
 logger = logging.get_logger(__name__)
@@ -151,8 +151,8 @@ def identifying_flags(flags: dict[str, Any], exclude: Collection[str] = ()) -> d
 def record_run(args: RunArguments, settings: dict[str, Any], same_run: bool) -> None:
     """Write run.json with the settings of `RunArguments.run_settings`.
 
-    A new run deletes the state, the metrics and the scores for an ensemble of the previous one. With
-    `--resume_from_checkpoint false` the previous checkpoints are moved to `_before`.
+    A new run deletes the state and the metrics of the previous one. With `--resume_from_checkpoint false` the previous
+    checkpoints are moved to `_before`.
 
     Args:
         same_run: whether `compare_with_recorded_run` has found this run there.

@@ -30,7 +30,7 @@ def flags(folder, size: str, **fields) -> Namespace:
     defaults = {"model_name_or_path": str(folder), "intermediate": None, "config_name": None, "cache_dir": None}
     defaults |= {"model_revision": "main", "token": None, "use_cpu": False, "gradient_accumulation_steps": 1}
     defaults |= dict.fromkeys(("per_device_train_batch_size", "learning_rate", "cls_dropout", "bf16", "fp16"))
-    defaults |= {"ensemble": None, "do_train": True, "do_eval": False, "do_predict": False}
+    defaults |= {"do_train": True, "do_eval": False, "do_predict": False}
     return Namespace(**{**defaults, **fields})
 
 

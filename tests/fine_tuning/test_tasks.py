@@ -11,7 +11,6 @@ import pytest
 from datasets import Dataset
 from fine_tuning_models import (
     CPU,
-    ensemble_metrics,
     read_predicted_rows,
     results,
     run_script,
@@ -21,15 +20,12 @@ from fine_tuning_models import (
 
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.fine_tuning import run
-from hf_deberta.fine_tuning.answer_spans import PredictedAnswers
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits
-from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.glue import Classification
-from hf_deberta.fine_tuning.tasks.ner import NamedEntities, Sentence
+from hf_deberta.fine_tuning.tasks.ner import NamedEntities
 from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
-from hf_deberta.fine_tuning.tasks.record import Record
 from hf_deberta.fine_tuning.tasks.squad import Squad
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.training.errors import InputError
@@ -84,34 +80,6 @@ def test_inputs_are_not_pushed_to_the_hub(tmp_path):
     assert all("secret" not in path.read_text() for path in tmp_path.iterdir())
 
 
-ANSWERS = {"q": [{"text": "Rome", "probability": 0.6}, {"text": "", "probability": 0.4}]}
-ALWAYS_EMPTY = {"version_2_with_negative": True, "null_score_diff_threshold": -1e9}
-PASSAGE = {"passage": "Rome", "entity_spans": {"start": [], "end": []}}
-QUESTION = Dataset.from_dict({"id": ["q"]})
-RUNS = {  # the task, its flags, test rows, and predictions for them
-    "race": (MultipleChoice, {}, [{"choices": ["a", "b"]}] * 2, LabelLogits(np.eye(2), ("A", "B"))),
-    "cb": (SuperGlue, {"task_name": "cb"}, [{}] * 3, LabelLogits(np.eye(3), superglue.TASKS["cb"].labels)),
-    "record": (Record, {}, [PASSAGE], [[("Rome", -0.1), ("Bob", -3.0)]]),
-    "ner": (NamedEntities, {}, [Sentence(["a", "b"]), Sentence(["c"])], [{"O": 0.4, "B-X": 0.6}, {"B-X": 1}, {"O": 1}]),
-    "squad": (Squad, {}, QUESTION, PredictedAnswers({"q": "Rome"}, ANSWERS, {}, {})),
-    "squad_v2": (Squad, ALWAYS_EMPTY, QUESTION, PredictedAnswers({"q": ""}, ANSWERS, {}, {})),
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_predictions_from_scores(name):
-    """An ensemble of one run predicts what that run does."""
-    task_class, flags, rows, predicted = RUNS[name]
-    task = task_class(None, task_class.arguments(**flags), None)
-    task.rows = {"test": rows}
-    scores = [dict(reversed(row.items())) for row in task.scores(predicted)]  # the names may come in any order
-    assert len(scores) == task.number_of_scores("test")
-    again = task.from_scores("test", scores)
-    assert all(row == pytest.approx(expected) for row, expected in zip(task.scores(again), scores, strict=True))
-    expected, found = (task.predicted_columns("test", each)["prediction"] for each in (predicted, again))
-    assert found == expected and getattr(again, "labels", None) == getattr(predicted, "labels", None)
-
-
 @pytest.mark.slow
 def test_inputs_are_checked_before_the_model_loads(tmp_path, monkeypatch):
     save_models(tmp_path, [row["sentence"] for row in review_rows(20, 0)])
@@ -124,7 +92,7 @@ def test_inputs_are_checked_before_the_model_loads(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_sixth_task(tmp_path, monkeypatch):
-    """The class in the guide trains, evaluates, predicts, and writes the ensemble of two seeds."""
+    """The class in the guide trains, evaluates and predicts."""
     (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "urgency.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -136,22 +104,11 @@ def test_a_sixth_task(tmp_path, monkeypatch):
     save_models(tmp_path, [row["subject"] for row in rows])
     for split, some in {"train": rows[:24], "validation": rows[24:32], "test": rows[32:]}.items():
         write_json_lines(tmp_path / f"{split}.jsonl", some)
-    words = [
-        "--model_name_or_path",
-        tmp_path / "ours",
-        "--data_dir",
-        tmp_path,
-        *CPU,
-        "--max_steps",
-        2,
-        "--num_seeds",
-        2,
-    ]
+    words = ["--model_name_or_path", tmp_path / "ours", "--data_dir", tmp_path, *CPU, "--max_steps", 2]
     monkeypatch.setattr(sys, "argv", ["urgency.py", *map(str, words), "--output_dir", str(tmp_path / "out")])
     run_task(task)
     assert {"eval_accuracy", "predict_accuracy", "predict_loss"} <= results(tmp_path / "out").keys()
-    assert set(ensemble_metrics(tmp_path / "out")) == {"seed-42", "seed-43", "ensemble"}
-    lines = read_predicted_rows(tmp_path / "out" / "ensemble", "predictions_test")
+    lines = read_predicted_rows(tmp_path / "out", "predictions_test")
     assert [line["subject"] for line in lines] == [row["subject"] for row in rows[32:]]
     assert {line["prediction"] for line in lines} <= {"low", "high"}
     with pytest.raises(SystemExit) as stopped:

@@ -79,9 +79,6 @@ def test_metrics_are_those_of_the_split(tmp_path):
             scored.append((split, predicted))
             return {"rows": predicted}
 
-        def scores(self, predicted):
-            return [{"value": 1.0}] * predicted
-
         def has_labels(self, split):
             return split != "test_bare"
 
@@ -101,7 +98,6 @@ def test_metrics_are_those_of_the_split(tmp_path):
     assert "predict_bare_rows" not in bare and "predict_bare_loss" not in bare
     main, other = ("validation_matched", 1), ("validation_mismatched", 3)
     assert scored == [main, other, main, ("test", 5)] and written == [("test", 5), ("test_bare", 4)]
-    assert len((tmp_path / "scores_test_bare.jsonl").read_text().splitlines()) == 1 + 4  # the hash, and a line a row
     assert "predict_rows" in json.loads((tmp_path / "all_results.json").read_text())
     trainer.get_test_dataloader = lambda rows: FineTuningTrainer.get_test_dataloader(trainer, rows.select(range(4)))
     with pytest.raises(ValueError, match="there are 4 predictions for the 5 rows of test"):

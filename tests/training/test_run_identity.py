@@ -37,7 +37,7 @@ FREE_FLAGS = {
     # how fast steps are
     "cuda_graphs", "pad_to_multiple_of",
     # flags that only choose values for others, or several runs
-    "recipe", "demo", "num_seeds", "ensemble", "ignore_mismatched_sizes",
+    "recipe", "demo", "num_seeds", "ignore_mismatched_sizes",
 }  # fmt: skip
 
 
@@ -113,10 +113,9 @@ def test_changed_starting_weights_are_refused(tmp_path):
 
 
 def test_starting_over_archives_checkpoints_and_deletes_results(tmp_path):
-    """Metrics of the previous run would be in the card of this run, and its scores in an ensemble."""
+    """Metrics of the previous run would be in the card of this run."""
     folder, over = tmp_path / "out", {"resume_from_checkpoint": "false"}
-    results = {"all_results.json", "predict_results.json", "scores_test.jsonl", "scores_axb.jsonl"}
-    others = {"scores_train.jsonl"}
+    results, others = {"all_results.json", "predict_results.json"}, {"predictions_own.jsonl"}
     folder.mkdir()
     for name in {*results, *others}:
         (folder / name).touch()

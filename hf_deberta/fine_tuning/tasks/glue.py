@@ -47,7 +47,7 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
-from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
+from hf_deberta.fine_tuning.task import LabelLogits, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, read_config
 from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
@@ -497,7 +497,6 @@ class Classification(Task):
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         column = self.data_args.label_column_name
         splits = {split: with_numbers(rows, [column], self.sources[split]) for split, rows in splits.items()}
-        self.label_columns = (column,)
         self.task = task = TASKS.get(self.data_args.name) or self.own_task(splits)
         self.labels, self.metric_names = task.labels, CONFIGURATIONS["glue"][task.metric]
         self.model_args.reading_flags["text_column_names"] = list(task.columns)
@@ -568,9 +567,6 @@ class Classification(Task):
         logits = logits_of(outputs)
         values = logits[:, 0] if self.labels is None else logits
         return LabelLogits(values, self.model_labels, self.task.multi_label)
-
-    def from_scores(self, split: str, scores: Scores) -> LabelLogits:
-        return LabelLogits.from_scores(scores, self.labels, self.task.multi_label)
 
     def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
         """Return the task's metrics. Classes are numbered as the task does, because F1 is that of class 1."""

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForTokenClassification
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
-from hf_deberta.fine_tuning.task import Scores, Task, logits_of
+from hf_deberta.fine_tuning.task import Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.expand_rows import read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines
@@ -62,7 +62,6 @@ TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
-SCORED_LABELS = 3  # of each word, in the scores for an ensemble
 
 logger = logging.get_logger(__name__)
 
@@ -460,39 +459,34 @@ def encode_windows(
 # 5. Predictions
 
 
-def _values_by_word(values: np.ndarray, features: Any, sentences: Sequence[Sentence]) -> np.ndarray:
-    """Return the values of each word's first token, [words, ...], from those of all tokens, [windows, tokens, ...]."""
-    by_word = np.full((sum(len(sentence.words) for sentence in sentences), *values.shape[2:]), IGNORED, values.dtype)
-    for row, words, positions in zip(values, features["word_indices"], features["word_positions"], strict=True):
-        by_word[words] = row[positions]
-    missing = (by_word.reshape(len(by_word), -1) == IGNORED).all(-1).sum()
-    if missing:
-        raise ValueError(f"{missing} words have no prediction: the windows are not those of these sentences")
-    return by_word
+class WordLabels(NamedTuple):
+    """The predicted label of each word of each sentence, and its probability."""
+
+    labels: list[list[str]]
+    probabilities: list[list[float]]
 
 
-def word_scores(
+def labels_of_words(
     best: np.ndarray, probabilities: np.ndarray, features: Any, sentences: Sequence[Sentence], labels: Sequence[str]
-) -> list[dict[str, float]]:
-    """Return the probabilities of the best labels of each word by their name, for an ensemble.
+) -> WordLabels:
+    """Return the labels of words, which are those of their first tokens.
 
     Args:
-        best: label indices [windows, tokens, k], the most probable ones of each token.
+        best: label indices [windows, tokens].
         probabilities: of these labels.
         features: the columns `word_indices` and `word_positions` of these windows.
     """
-    indices = _values_by_word(best, features, sentences)
-    values = _values_by_word(probabilities, features, sentences)
-    return [
-        {labels[index]: float(value) for index, value in zip(*word, strict=True)}
-        for word in zip(indices, values, strict=True)
-    ]
-
-
-def tags_of_scores(scores: list[dict[str, float]], sentences: Sequence[Sentence]) -> list[list[str]]:
-    """Return the most probable label of each word of each sentence."""
-    tags = [max(row, key=lambda label: row[label]) for row in scores]
-    return [tags[start : start + len(s.words)] for start, s in zip(_first_words(sentences), sentences, strict=True)]
+    starts = _first_words(sentences)
+    by_word = np.full((2, sum(len(sentence.words) for sentence in sentences)), IGNORED, float)
+    for values in zip(best, probabilities, features["word_indices"], features["word_positions"], strict=True):
+        *values_of_tokens, words, positions = values
+        by_word[:, words] = np.stack(values_of_tokens)[:, positions]
+    missing = (by_word[0] == IGNORED).sum()
+    if missing:
+        raise ValueError(f"{missing} words have no prediction: the windows are not those of these sentences")
+    parts = [slice(start, start + len(s.words)) for start, s in zip(starts, sentences, strict=True)]
+    names = [labels[int(index)] for index in by_word[0]]
+    return WordLabels([names[part] for part in parts], [by_word[1, part].tolist() for part in parts])
 
 
 def write_conll_predictions(
@@ -512,9 +506,8 @@ def write_conll_predictions(
 
 
 def best_labels(logits: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The best labels of each token [B, N, k] and their probabilities, which need less memory than all logits."""
-    probabilities = logits_of(logits).float().softmax(-1)
-    best = probabilities.topk(min(SCORED_LABELS, probabilities.shape[-1]))
+    """Return the best label of each token [B, N] and its probability, which need less memory than all logits."""
+    best = logits_of(logits).float().softmax(-1).max(-1)
     return best.indices, best.values
 
 
@@ -551,7 +544,6 @@ class NamedEntities(Task):
         return options
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, list[Sentence]]:
-        self.label_columns = (self.data_args.label_column_name,)
         sentences = {
             split: read_sentences(rows, self.sources[split], self.data_args)
             for split, rows in splits.items()
@@ -593,9 +585,6 @@ class NamedEntities(Task):
     def has_labels(self, split: str) -> bool:
         return self.rows[split][0].tags is not None
 
-    def number_of_scores(self, split: str) -> int:
-        return sum(len(sentence.words) for sentence in self.rows[split])
-
     def config_fields(self) -> dict[str, Any]:
         kind = self.data_args.token_classifier
         return label_fields(self.labels or ()) | ({} if kind is None else {"token_classifier": kind})
@@ -603,29 +592,19 @@ class NamedEntities(Task):
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         return encode_windows(self.rows[split], split, tokenizer, self.labels or (), length, self.data_args)
 
-    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> Scores:
-        """Return the probabilities of the best labels of each word, the best one first."""
-        return word_scores(outputs[0], outputs[1], inputs, self.rows[split], self.labels or ())
+    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> WordLabels:
+        return labels_of_words(outputs[0], outputs[1], inputs, self.rows[split], self.labels or ())
 
-    def scores(self, predicted: Scores) -> Scores:
-        return predicted
+    def metrics(self, split: str, predicted: WordLabels) -> dict[str, float]:
+        gold = [sentence.tags or [] for sentence in self.rows[split]]
+        by_type = self.data_args.return_entity_level_metrics
+        return compute_metric("named_entities", predictions=predicted.labels, references=gold, by_type=by_type)
 
-    def from_scores(self, split: str, scores: Scores) -> Scores:
-        return scores
+    def predicted_columns(self, split: str, predicted: WordLabels) -> dict[str, list]:
+        return {"prediction": predicted.labels, "probability": predicted.probabilities}
 
-    def metrics(self, split: str, predicted: Scores) -> dict[str, float]:
-        sentences, by_type = self.rows[split], self.data_args.return_entity_level_metrics
-        tags, gold = tags_of_scores(predicted, sentences), [sentence.tags or [] for sentence in sentences]
-        return compute_metric("named_entities", predictions=tags, references=gold, by_type=by_type)
-
-    def predicted_columns(self, split: str, predicted: Scores) -> dict[str, list]:
-        """Return a label for each word of a sentence, with its probability."""
-        tags, best = tags_of_scores(predicted, self.rows[split]), (max(row.values()) for row in predicted)
-        return {"prediction": tags, "probability": [[next(best) for _ in sentence] for sentence in tags]}
-
-    def write(self, folder: Path, split: str, predicted: Scores) -> None:
-        sentences = self.rows[split]
-        write_conll_predictions(folder / f"predictions_{split}.txt", sentences, tags_of_scores(predicted, sentences))
+    def write(self, folder: Path, split: str, predicted: WordLabels) -> None:
+        write_conll_predictions(folder / f"predictions_{split}.txt", self.rows[split], predicted.labels)
 
 
 def main() -> None:

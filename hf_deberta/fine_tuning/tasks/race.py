@@ -47,7 +47,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
-from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
+from hf_deberta.fine_tuning.task import LabelLogits, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as, with_numbers
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
@@ -321,7 +321,6 @@ class MultipleChoice(Task):
     arguments = ChoiceArguments
     read_file = staticmethod(read_choices)
     hub_names = HUB_NAMES
-    label_columns = ("answer", "label")
     model_class, auto_class = HfDebertaForMultipleChoice, AutoModelForMultipleChoice
     collator_class = ChoiceCollator
     default_length = 256
@@ -350,9 +349,6 @@ class MultipleChoice(Task):
 
     def predicted(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
         return LabelLogits(logits_of(outputs), self.letters(split))
-
-    def from_scores(self, split: str, scores: Scores) -> LabelLogits:
-        return LabelLogits.from_scores(scores, self.letters(split))
 
     def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
         """Return the accuracy, also by level of RACE."""

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.answer_spans import WindowPart, window_parts
-from hf_deberta.fine_tuning.task import Scores, Task, logits_of
+from hf_deberta.fine_tuning.task import Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS
@@ -256,7 +256,6 @@ def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
 
 class Record(Task):
     hub_names = {"record": (HUB_NAME, "record")}
-    label_columns = ("answers",)
     model_class, auto_class = HfDebertaForEntityChoice, None
     collator_class = EntityCollator
     tokenizer_options = {"padding_side": "right"}  # entity_indices count from the first token
@@ -282,13 +281,6 @@ class Record(Task):
 
     def predicted(self, split: str, outputs: Any, inputs: Dataset) -> RankedEntities:
         return rank_entities(logits_of(outputs), inputs, self.rows[split])
-
-    def scores(self, predicted: RankedEntities) -> Scores:
-        return [{text: float(np.exp(score)) for text, score in entities} for entities in predicted]
-
-    def from_scores(self, split: str, scores: Scores) -> RankedEntities:
-        ranked = [sorted(row.items(), key=lambda item: item[1], reverse=True) for row in scores]
-        return [[(text, float(np.log(probability))) for text, probability in row] for row in ranked]
 
     def metrics(self, split: str, predicted: RankedEntities) -> dict[str, float]:
         rows = self.rows[split]

@@ -38,7 +38,7 @@ from hf_deberta.fine_tuning.answer_spans import PredictedAnswers, SquadEncoder, 
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
-from hf_deberta.fine_tuning.task import Scores, Task
+from hf_deberta.fine_tuning.task import Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
 from hf_deberta.metrics import CONFIGURATIONS
@@ -197,7 +197,6 @@ class Squad(Task):
     arguments, model_arguments = SquadArguments, SquadModelArguments
     read_file = staticmethod(read_squad)
     hub_names = HUB_NAMES
-    label_columns = ("answers",)
     model_class, auto_class = HfDebertaForQuestionAnswering, AutoModelForQuestionAnswering
     tokenizer_options = {"padding_side": "right"}  # answers are counted from the first token
     default_length = 384
@@ -249,10 +248,6 @@ class Squad(Task):
             null_score_diff_threshold=self.data_args.null_score_diff_threshold,
         )
 
-    def from_scores(self, split: str, scores: Scores) -> PredictedAnswers:
-        threshold = self.data_args.null_score_diff_threshold
-        return PredictedAnswers.from_scores(self.rows[split]["id"], scores, self.metric == "squad_v2", threshold)
-
     def metrics(self, split: str, predicted: PredictedAnswers) -> dict[str, float]:
         rows = self.rows[split]
         golds = {x: answers["text"] for x, answers in zip(rows["id"], rows["answers"], strict=True)}
@@ -261,9 +256,7 @@ class Squad(Task):
         return squad_v2_scores(predicted.texts, golds, predicted.null_odds, self.data_args.null_score_diff_threshold)
 
     def predicted_columns(self, split: str, predicted: PredictedAnswers) -> dict[str, list]:
-        answers = list(predicted.predictions.values())
-        scores = zip(predicted.scores(), answers, strict=True)
-        return {"prediction": answers, "probability": [row.get(answer, 0.0) for row, answer in scores]}
+        return {"prediction": [*predicted.predictions.values()], "probability": predicted.probabilities()}
 
     def write(self, folder: Path, split: str, predicted: PredictedAnswers) -> None:
         predicted.write(folder, "predict_" if split == "test" else "eval_")

@@ -60,8 +60,7 @@ def encoded(sentences, tokenizer, length=64, context="none", **options):
 
 def tags_of_labels(predictions, features, sentences) -> list[list[str]]:
     """Return the tags of a model whose best label of each token is known: label indices [windows, tokens]."""
-    best, probabilities = predictions[..., None], np.ones_like(predictions[..., None], float)
-    return ner.tags_of_scores(ner.word_scores(best, probabilities, features, sentences, LABELS), sentences)
+    return ner.labels_of_words(predictions, predictions / 8, features, sentences, LABELS).labels
 
 
 # 1. Sentences
