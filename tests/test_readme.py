@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizer_files import write_bpe
-from transformers import HfArgumentParser
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.__main__ import SCRIPTS, import_command
@@ -22,6 +21,7 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.pretraining.arguments import MaskingArguments, PretrainingArguments
 from hf_deberta.pretraining.corpus import CorpusArguments
+from hf_deberta.training.command_line import ScriptParser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -190,7 +190,7 @@ def test_commands_have_the_flags_of_their_scripts(page):
                 kind for kind in main.values() if inspect.isclass(kind) and is_strict_child(kind, DataArguments)
             )
             kinds = (ModelArguments, task_arguments, SiftArguments, FineTuningArguments)
-        parser, words = HfArgumentParser(kinds), shlex.split(flags, comments=True)
+        parser, words = ScriptParser(kinds), shlex.split(flags, comments=True)
         parser.parse_args_into_dataclasses(words) if page.name == "README.md" else parser.parse_args(words)
 
 

@@ -41,7 +41,7 @@ from hf_deberta.pretraining.arguments import (
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.packing import RowCollator
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.script import run_script
 
@@ -59,7 +59,7 @@ class ModelArguments(NewModelArguments):
     objective: Literal["mlm", "causal", "joint"] = flag(
         "mlm", "mlm; causal (attend to earlier tokens only); joint (both on the same rows: DeBERTa-MT)."
     )
-    perplexity_stride: int | None = flag(
+    perplexity_stride: int | None = free_flag(
         None,
         "After training a causal model, evaluate whole documents in windows of --max_seq_length that "
         "advance by this many tokens: perplexity per token and per word, bits per byte.",

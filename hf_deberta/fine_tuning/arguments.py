@@ -18,7 +18,7 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
 from hf_deberta.fine_tuning.splits import find_task_name
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.processes import is_main_process, number_of_devices
 from hf_deberta.training.run_identity import RunArguments
@@ -68,12 +68,12 @@ class FineTuningArguments(RunArguments):
         "name lists them.",
     )
     early_stopping_patience: int | None = flag(None, "Stop after this many evaluations without improvement.")
-    num_seeds: int = flag(
+    num_seeds: int = free_flag(
         1,
         "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model. Finished "
         "seeds are skipped. hf-deberta ensemble averages their predictions.",
     )
-    recipe: Literal["auto", "none"] = flag(
+    recipe: Literal["auto", "none"] = free_flag(
         "auto",
         "auto: use the published settings for this checkpoint and task, or the nearest ones. none: use "
         "Trainer's defaults. Any flag overrides the recipe.",

@@ -17,7 +17,7 @@ from datasets import Dataset, DatasetDict
 from datasets.fingerprint import Hasher
 from transformers.utils import logging
 
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, code_hash, read_table, warn_of_shared_files
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.graphed_steps import has_graphs, wants_graphs
@@ -47,12 +47,12 @@ class DataArguments:
         f"(train-00000-of-00002.*) or a folder of {SPARK_PART_GLOB} files as Spark writes it.",
     )
     train_file: str | None = flag(None, "Rows to train on: jsonl, parquet, csv or tsv, or what the task reads instead.")
-    validation_file: str | None = flag(None, "Rows to evaluate on.")
-    test_file: str | None = flag(None, "Rows to predict; labels are optional.")
+    validation_file: str | None = free_flag(None, "Rows to evaluate on.")
+    test_file: str | None = free_flag(None, "Rows to predict; labels are optional.")
     max_train_samples: int | None = flag(None, "Train on the first N rows only.")
-    max_eval_samples: int | None = flag(None, "Evaluate on the first N rows only.")
-    max_predict_samples: int | None = flag(None, "Predict the first N rows only.")
-    skip_bad_rows: bool = flag(
+    max_eval_samples: int | None = free_flag(None, "Evaluate on the first N rows only.")
+    max_predict_samples: int | None = free_flag(None, "Predict the first N rows only.")
+    skip_bad_rows: bool = free_flag(
         False,
         "Leave out training and validation rows without text or label, with an unknown label, or with "
         "another mistake, instead of stopping. A mistake in a test row is an error: each has a prediction.",
@@ -62,13 +62,13 @@ class DataArguments:
         "Maximum number of tokens of an input; longer ones are truncated, but contexts of SQuAD and ReCoRD, and "
         "sentences of run_ner.py, are split.",
     )
-    pad_to_multiple_of: int | None = flag(
+    pad_to_multiple_of: int | None = free_flag(
         None,
         "Pad batches to a multiple of N tokens (default: 64 with --cuda_graphs true, otherwise 8 in half precision).",
     )
     pad_to_max_length: bool = flag(False, "Pad to --max_seq_length instead of the longest input of the batch.")
-    overwrite_cache: bool = flag(False, "Tokenize again instead of using cached inputs.")
-    preprocessing_num_workers: int | None = flag(None, "Number of tokenizing processes.")
+    overwrite_cache: bool = free_flag(False, "Tokenize again instead of using cached inputs.")
+    preprocessing_num_workers: int | None = free_flag(None, "Number of tokenizing processes.")
 
     def __post_init__(self) -> None:
         for name in ("max_train_samples", "max_eval_samples", "max_predict_samples", "pad_to_multiple_of"):

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
 from hf_deberta.tokenization_hf_deberta import load_tokenizer as load_deberta_tokenizer
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
 
 DEBERTA_TYPES = {"deberta", "deberta-v2", "hf_deberta"}
@@ -47,15 +47,15 @@ class ModelArguments:
     cls_dropout: float | None = flag(None, "Dropout before the classifier.")
     config_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")
     tokenizer_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")
-    cache_dir: str | None = flag(None, "Folder for downloaded files.")
+    cache_dir: str | None = free_flag(None, "Folder for downloaded files.")
     model_revision: str = flag("main", "Branch, tag or commit of the checkpoint.")
-    token: str | None = flag(None, "Hub token for private repositories.")
-    trust_remote_code: bool = flag(False, "Allow code from the checkpoint's repository to run.")
-    ignore_mismatched_sizes: bool = flag(
+    token: str | None = free_flag(None, "Hub token for private repositories.")
+    trust_remote_code: bool = free_flag(False, "Allow code from the checkpoint's repository to run.")
+    ignore_mismatched_sizes: bool = free_flag(
         False, "Train tensors of other sizes than the checkpoint's from random numbers; classifiers always."
     )
     attn_implementation: str | None = flag(None, "Attention backend: auto, eager, sdpa or triton (default: auto).")
-    demo: bool = flag(
+    demo: bool = free_flag(
         False,
         "Offline demonstration: train a tiny model on made-up rows; writes to demo_output/<task>. "
         "Repeating it starts over.",

@@ -3,7 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import TokenRows, check_rows
 from hf_deberta.pretraining.recipes import DEFAULT_ROWS, PUBLISHED, Recipe, find_recipe, parse_name
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.processes import is_main_process, number_of_devices
 from hf_deberta.training.run_identity import RunArguments
@@ -38,9 +38,9 @@ class NewModelArguments:
     config_overrides: str | None = flag(None, "Change fields of the configuration: 'hidden_size=256,pos_att_type=c2p'.")
     emd_steps: int | None = flag(None, "Steps of the enhanced mask decoder; 0 trains without it.")
     tokenizer_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")
-    cache_dir: str | None = flag(None, "Folder for downloaded files.")
+    cache_dir: str | None = free_flag(None, "Folder for downloaded files.")
     model_revision: str = flag("main", "Branch, tag or commit of the checkpoint.")
-    token: str | None = flag(None, "Hub token for private repositories.")
+    token: str | None = free_flag(None, "Hub token for private repositories.")
 
     def __post_init__(self) -> None:
         self.config_fields()  # report misspelt fields at once
@@ -144,19 +144,18 @@ class MaskingArguments:
 class PretrainingArguments(RunArguments):
     """`RunArguments` with defaults for small runs."""
 
-    # the length is compared as a number of steps, which may grow: see `PretrainingTrainer.identifying_settings`
-    not_identifying = ("max_steps", "num_train_epochs")
-
     learning_rate: float = 2e-4
     warmup_steps: float = 0.05
     per_device_train_batch_size: int = 32
-    num_train_epochs: float = 1.0
     logging_steps: float = 50
     save_steps: float = 500
     save_total_limit: int | None = 2
     do_train: bool = True
     do_eval: bool = True
-    recipe: str = flag(
+    # the length is compared as a number of steps, which may grow: see `PretrainingTrainer.identifying_settings`
+    num_train_epochs: float = field(default=1.0, metadata={"identifies": False})
+    max_steps: int = field(default=-1, metadata={"identifies": False})
+    recipe: str = free_flag(
         "none",
         "paper: the settings that the papers print for --config_preset; released: those of the released "
         "scripts; modern: those of newer encoders. With :MODEL those of another model. Any flag overrides the recipe.",

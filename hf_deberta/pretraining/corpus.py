@@ -27,7 +27,7 @@ from hf_deberta.pretraining.mixture import STOPPING_STRATEGIES, DatasetName, Doc
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import (
     cache_rows,
     list_files,
@@ -64,8 +64,8 @@ class CorpusArguments:
     train_file: list[str] | None = flag(
         None, "Text files (txt) or tables (jsonl, csv, tsv, parquet), or patterns of them."
     )
-    validation_file: list[str] | None = flag(None, "Files to evaluate on, of the same types as --train_file.")
-    test_file: list[str] | None = flag(None, "Files to evaluate on at the end, besides the validation documents.")
+    validation_file: list[str] | None = free_flag(None, "Files to evaluate on, of the same types as --train_file.")
+    test_file: list[str] | None = free_flag(None, "Files to evaluate on at the end, besides the validation documents.")
     validation_split_percentage: float = flag(
         5, "Percentage of the training documents to evaluate on, if there are no others."
     )
@@ -73,12 +73,12 @@ class CorpusArguments:
     sample_by: Literal["line", "paragraph", "document"] = flag(
         "line", "What a document of a text file is; document: the file."
     )
-    streaming: bool = flag(False, "Read the dataset without a copy on disk.")
+    streaming: bool = free_flag(False, "Read the dataset without a copy on disk.")
     max_train_samples: int | None = flag(None, "Use at most N training documents.")
-    max_eval_samples: int | None = flag(None, "Evaluate on at most N documents, equal shares of each dataset.")
+    max_eval_samples: int | None = free_flag(None, "Evaluate on at most N documents, equal shares of each dataset.")
     deduplicate: bool = flag(False, "Leave out training documents whose text came before, and count them.")
-    tokens_dir: str | None = flag(None, "Folder of the tokenized corpus (default: OUTPUT_DIR/_tokens).")
-    overwrite_cache: bool = flag(False, "Tokenize again instead of using the files in --tokens_dir.")
+    tokens_dir: str | None = free_flag(None, "Folder of the tokenized corpus (default: OUTPUT_DIR/_tokens).")
+    overwrite_cache: bool = free_flag(False, "Tokenize again instead of using the files in --tokens_dir.")
     max_seq_length: int = flag(512, "Tokens per row, [CLS] and [SEP] included.")
     pack: bool = flag(True, "Fill rows with several documents, without attention between them; false: one per row.")
     train_tokenizer: int | None = flag(None, "Train a tokenizer with a vocabulary of this size on the corpus.")

@@ -55,9 +55,14 @@ GROUP_OF_FLAG = {
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
-def flag(default: Any, help: str) -> Any:
+def flag(default: Any, help: str, **metadata: Any) -> Any:
     """Return the field of a dataclass that becomes a flag."""
-    return field(default=default, metadata={"help": help})
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+def free_flag(default: Any, help: str) -> Any:
+    """Return the field of a flag that may change when a run resumes, see `run_identity`."""
+    return flag(default, help, identifies=False)
 
 
 class ScriptParser(HfArgumentParser):
@@ -100,6 +105,10 @@ class ScriptParser(HfArgumentParser):
         for title in (*first_groups, *LAST_GROUPS):
             self.add_argument_group(title)._group_actions += groups.get(title, [])
         self.add_argument("--help-all", action=_HelpAll, nargs=0, dest=SUPPRESS, default=SUPPRESS, help=SUPPRESS)
+
+    def add_argument(self, *names: Any, identifies: bool = True, **options: Any) -> Action:
+        """Add an argument; HfArgumentParser passes on the metadata of fields, and `identifies` is no option of one."""
+        return super().add_argument(*names, **options)
 
     def format_help(self) -> str:
         """Return the text of --help; Trainer's flags, the last group, are counted."""

@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -25,38 +26,21 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from hf_deberta.training.checkpoints import ARCHIVE, archive_checkpoints, checkpoints_by_step, resume_choice
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 
 STARTING_CHECKPOINTS = (
     "model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path",
 )  # fmt: skip
-# A run with another value of one of these is another run. All other flags may change when a run resumes. The batch of
-# all devices, the seed, and hashes of starting weights and training rows are compared too: `RunArguments.run_settings`.
-IDENTIFYING_FLAGS = (
-    # the model
-    *STARTING_CHECKPOINTS, "model_revision", "from_scratch", "config_preset", "config_name", "config_overrides",
-    "emd_steps", "generator_layers", "embedding_sharing", "cls_dropout", "token_classifier", "attn_implementation",
-    # its tokenizer
-    "tokenizer_name", "train_tokenizer", "tokenizer_type",
-    # the data
-    "task_name", "dataset_name", "dataset_config_name", "train_file", "data_dir", "max_train_samples",
-    "validation_split_percentage", "text_column", "text_column_name", "text_column_names", "label_column_name",
-    "sample_by", "deduplicate", "stopping_strategy",
-    # how rows are made from it
-    "max_seq_length", "max_query_length", "doc_stride", "pack", "pad_to_max_length",
-    "document_context", "label_all_tokens", "version_2_with_negative", "fill_blanks",
-    # the objective
-    "objective", "masking", "mlm_probability", "max_ngram", "mask_prob", "random_prob", "whole_word_mask",
-    "rtd_weight", "sampling_temperature", "decoupled", "do_regression", "label_smoothing_factor",
-    "sift", "sift_lambda", "sift_learning_rate", "sift_init_perturbation", "sift_loss", "sift_dropout", "sift_layer",
-    # optimizer, schedule and length
-    "optim", "optim_args", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
-    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs", "max_steps",
-    "data_seed", "train_sampling_strategy", "neftune_noise_alpha", "bf16", "fp16",
+# Flags of Trainer that identify a run: with another value, it is another run. Ours do, but for a `free_flag`.
+TRAINER_FLAGS = (
+    # objective, optimizer, schedule and length
+    "label_smoothing_factor", "neftune_noise_alpha", "optim", "optim_args", "learning_rate", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm",
+    "num_train_epochs", "max_steps", "data_seed", "train_sampling_strategy", "bf16", "fp16",
     # which checkpoint is kept in the end
-    "load_best_model_at_end", "early_stopping_patience",
+    "load_best_model_at_end",
 )  # fmt: skip
 # These identify a run only with --load_best_model_at_end: they decide which checkpoint is the best one.
 BEST_MODEL_FLAGS = (
@@ -91,13 +75,11 @@ class RunArguments(TrainingArguments):
         "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
         "from that checkpoint each time the command is run.",
     )
-    cuda_graphs: Literal["auto", "true", "false"] = flag(
+    cuda_graphs: Literal["auto", "true", "false"] = free_flag(
         "auto",
         "Replay the steps of one GPU as CUDA graphs, which do not wait for Python. auto: no, since no GPU has been "
         "measured yet.",
     )
-    # those of IDENTIFYING_FLAGS that do not identify a run of this kind
-    not_identifying: ClassVar[tuple[str, ...]] = ()
     # with other values than Trainer's defaults, evaluation has no metrics, or fails
     fixed_flags: ClassVar[tuple[str, ...]] = ("batch_eval_metrics", "eval_do_concat_batches", "prediction_loss_only")
 
@@ -141,10 +123,20 @@ class RunArguments(TrainingArguments):
         return self.train_batch_size * self.world_size * self.gradient_accumulation_steps
 
 
-def identifying_flags(flags: dict[str, Any], exclude: Collection[str] = ()) -> dict[str, Any]:
-    """Select the flags that identify a run, without those of `exclude`, as JSON values."""
-    names = (*IDENTIFYING_FLAGS, *(BEST_MODEL_FLAGS if flags.get("load_best_model_at_end") else ()))
-    selected = {name: flags[name] for name in names if name in flags and name not in exclude}
+def identifying_flags(flags: dict[str, Any], argument_classes: Iterable[type]) -> dict[str, Any]:
+    """Select the flags that identify a run, as JSON values.
+
+    The batch of all devices, the seed, and hashes of starting weights and training rows are compared too, see
+    `RunArguments.run_settings`. All other flags may change when a run resumes.
+    """
+    free_by_default = {field.name for field in fields(TrainingArguments)}.difference(TRAINER_FLAGS)
+    of_best_model = BEST_MODEL_FLAGS if flags.get("load_best_model_at_end") else ()
+    selected = {
+        field.name: flags[field.name]
+        for field in chain(*map(fields, argument_classes))
+        if field.init
+        and (field.metadata.get("identifies", field.name not in free_by_default) or field.name in of_best_model)
+    }
     return json.loads(json.dumps(selected, default=str))
 
 

@@ -66,7 +66,7 @@ def run_script(
         *_, args = instances = make_dataclasses(parser, flags)
         if flags.output_dir is None and is_main_process():
             logger.info(f"No --output_dir is given: everything is written to {args.output_folder}.")
-        args.identifying_flags = identifying_flags(vars(flags), exclude=args.not_identifying)
+        args.identifying_flags = identifying_flags(vars(flags), argument_classes)
         with lock_folder(args.output_folder):
             result = run(*instances)
             if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -1,44 +1,25 @@
 """What identifies a run, and that another run is refused in its folder."""
 
 import dataclasses
-import importlib
 import math
 
 import pyarrow as pa
 import pytest
 from datasets import Dataset
-from transformers import TrainingArguments
 
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.fine_tuning.tasks.squad import SquadArguments
 from hf_deberta.pretraining.arguments import PretrainingArguments
+from hf_deberta.pretraining.corpus import CorpusArguments
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.run_identity import (
     BEST_MODEL_FLAGS,
-    IDENTIFYING_FLAGS,
     RunArguments,
     compare_with_recorded_run,
     content_hash,
     identifying_flags,
     record_run,
 )
-
-TASKS = [f"hf_deberta.fine_tuning.tasks.{name}" for name in ("glue", "ner", "race", "squad", "superglue")]
-TRAINING = [*TASKS, "hf_deberta.fine_tuning.run", "hf_deberta.commands.mlm", "hf_deberta.commands.rtd"]
-# Flags of our own that may change when a run resumes.
-FREE_FLAGS = {
-    # where data and downloads are, and how fast they are read
-    "cache_dir", "token", "trust_remote_code", "preprocessing_num_workers", "overwrite_cache", "tokens_dir",
-    "streaming",
-    # what is predicted, and how scores are reported
-    "test_file", "axb_file", "axg_file", "max_predict_samples", "n_best_size", "max_answer_length",
-    "null_score_diff_threshold", "return_entity_level_metrics", "perplexity_stride",
-    # which rows are left out; those that are trained on identify a run
-    "skip_bad_rows",
-    # how fast steps are
-    "cuda_graphs", "pad_to_multiple_of",
-    # flags that only choose values for others, or several runs
-    "recipe", "demo", "num_seeds", "ignore_mismatched_sizes",
-}  # fmt: skip
 
 
 def arguments(folder, **fields) -> RunArguments:
@@ -55,29 +36,18 @@ def claim_folder(arguments: RunArguments, settings: dict, may_grow: tuple[str, .
     return same_run
 
 
-def test_identifying_flags_are_selected():
-    flags = {"learning_rate": 1e-3, "max_seq_length": 128, "sift": True}
-    others = {"do_predict": True, "logging_steps": 5, "token": "hf_secret", "hub_token": "hf_secret"}
-    others |= {"push_to_hub": True, "eval_steps": 4, "unheard_of": 1}
-    assert identifying_flags({**flags, **others}) == flags
-    assert identifying_flags({**flags, **others}, exclude=("sift",)) == {"learning_rate": 1e-3, "max_seq_length": 128}
-    best = {**flags, **others, "load_best_model_at_end": True}
-    assert identifying_flags(best) == {**flags, "load_best_model_at_end": True, "eval_steps": 4}
-
-
-def test_every_flag_of_ours_is_identifying_or_free():
-    """A new flag of a script must be added to one of the lists, and a removed one taken out."""
-    scripts = [vars(importlib.import_module(name)) for name in TRAINING]
-    kinds = {
-        kind for names in scripts for kind in names.values() if getattr(kind, "__name__", "").endswith("Arguments")
+@pytest.mark.parametrize("classes", [(SquadArguments, FineTuningArguments), (CorpusArguments, PretrainingArguments)])
+def test_flags_identify_a_run_unless_their_field_says_otherwise(classes):
+    """Of Trainer's flags a list does, and some only if they decide which checkpoint is kept."""
+    flags = {field.name: 1 for kind in classes for field in dataclasses.fields(kind)} | {
+        "load_best_model_at_end": False
     }
-    fields = [field for kind in kinds if dataclasses.is_dataclass(kind) for field in dataclasses.fields(kind)]
-    flags = {field.name for field in fields if field.init}
-    of_trainer = {field.name for field in dataclasses.fields(TrainingArguments)}
-    identifying = {*IDENTIFYING_FLAGS, *BEST_MODEL_FLAGS}
-    assert identifying <= flags | of_trainer
-    assert not identifying & FREE_FLAGS
-    assert flags - of_trainer - identifying == FREE_FLAGS
+    identifying = identifying_flags(flags, classes)
+    assert {"train_file", "max_seq_length", "learning_rate"} <= identifying.keys()
+    assert not {"test_file", "token", "hub_token", "recipe", "cuda_graphs", "logging_steps"} & identifying.keys()
+    assert ("max_steps" in identifying) == (FineTuningArguments in classes)  # pretraining may become longer
+    best = identifying_flags({**flags, "load_best_model_at_end": True}, classes)
+    assert best.keys() - identifying.keys() == set(BEST_MODEL_FLAGS)
 
 
 def test_another_run_is_refused(tmp_path):

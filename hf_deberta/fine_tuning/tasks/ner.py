@@ -53,7 +53,7 @@ from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.named_entities import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, check_rows, read_table, require_columns
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.text_files import read_lines
@@ -78,7 +78,7 @@ class NerArguments(DataArguments):
     text_column_name: str = flag("tokens", "Column of a table with lists of words.")
     label_column_name: str = flag("ner_tags", "Column with the lists of their labels.")
     label_all_tokens: bool = flag(False, "Label every token of a word, not only the first.")
-    return_entity_level_metrics: bool = flag(False, "Report the metrics of each entity type too.")
+    return_entity_level_metrics: bool = free_flag(False, "Report the metrics of each entity type too.")
     document_context: str | None = flag(
         None,
         "What a sentence sees of its document. none; merged: as many sentences as fit share an input, as "

@@ -44,7 +44,7 @@ from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
 from hf_deberta.metrics import CONFIGURATIONS
 from hf_deberta.metrics.squad import squad_scores
 from hf_deberta.metrics.squad_v2 import squad_v2_scores
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, cache_rows, read_table, require_columns, require_texts
 from hf_deberta.training.errors import InputError, input_errors, shorten
 from hf_deberta.training.text_files import DIALECTS, file_kind, json_objects, read_json
@@ -84,7 +84,7 @@ class SquadArguments(DataArguments):
             **OPTIONAL_SWITCH,
         },
     )
-    null_score_diff_threshold: float = flag(
+    null_score_diff_threshold: float = free_flag(
         0.0, "Predict no answer if its score exceeds that of the best answer by more than this."
     )
     doc_stride: int | None = flag(
@@ -95,8 +95,8 @@ class SquadArguments(DataArguments):
     max_query_length: int | None = flag(
         None, "Truncate questions to N tokens; by default, a too long question is an error."
     )
-    n_best_size: int = flag(20, "Number of answers per question in nbest_predictions.json.")
-    max_answer_length: int = flag(30, "Maximum number of tokens of an answer.")
+    n_best_size: int = free_flag(20, "Number of answers per question in nbest_predictions.json.")
+    max_answer_length: int = free_flag(30, "Maximum number of tokens of an answer.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

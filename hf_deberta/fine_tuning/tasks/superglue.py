@@ -59,7 +59,7 @@ from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.command_line import flag
+from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, check_rows, csv_text, read_table, require_columns, require_texts
 from hf_deberta.training.errors import InputError, describe, input_errors
 
@@ -123,8 +123,8 @@ class SuperGlueArguments(DataArguments):
 
     task_names = TASKS
     task_name: str = flag("", f"One of {', '.join(TASKS)}.")
-    axb_file: str | None = flag(None, "AX-b.jsonl, to predict with --task_name rte.")
-    axg_file: str | None = flag(None, "AX-g.jsonl, to predict with --task_name rte.")
+    axb_file: str | None = free_flag(None, "AX-b.jsonl, to predict with --task_name rte.")
+    axg_file: str | None = free_flag(None, "AX-g.jsonl, to predict with --task_name rte.")
     doc_stride: int = flag(record.DEFAULT_STRIDE, "Tokens that neighbouring windows of a ReCoRD passage share.")
 
     def __post_init__(self) -> None:
