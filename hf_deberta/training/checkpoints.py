@@ -3,7 +3,7 @@
 `Trainer` writes the files of `checkpoint-N` one by one, so a killed run or a full disk can leave a folder that looks
 like a checkpoint but cannot be loaded. `AtomicCheckpointsMixin` writes to `_unfinished/checkpoint-N`, renames the
 folder once everything is on disk, and deletes older checkpoints only then. So the last checkpoint is always complete.
-A manifest in each shows later damage, see `integrity`. No decision depends on the clock.
+No decision depends on the clock.
 
     >>> class MyTrainer(AtomicCheckpointsMixin, Trainer): ...
     >>> trainer = MyTrainer(model, arguments, ...)
@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,13 +26,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.integrity import (
-    MANIFEST,
-    WEIGHT_FILES,
-    find_damage,
-    find_damaged_files,
-    write_manifest,
-)
+from hf_deberta.training.integrity import MANIFEST, find_damaged_files, find_missing_parts, write_manifest
 from hf_deberta.training.json_files import DamagedFileError, atomic_write, read_json_object, write_json
 from hf_deberta.training.processes import in_main_process
 
@@ -72,7 +65,6 @@ class AtomicCheckpointsMixin(Trainer):
             self._update_best_checkpoint(folder)  # in every process: each loads the best model at the end
             if self.args.should_save:
                 self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
-                write_manifest(unfinished)
                 flush_to_disk(unfinished)
                 self._archive_later_checkpoints(folder)
                 replace_folder(unfinished, complete)
@@ -246,8 +238,8 @@ def resume_choice(arguments: TrainingArguments) -> str:
 def last_checkpoint(arguments: TrainingArguments) -> str | None:
     """Return the checkpoint to resume from: `resume_from_checkpoint`, or the last whole one in `output_dir`.
 
-    `--resume_from_checkpoint false` gives None. A damaged checkpoint is named in a warning and passed over; if no whole
-    one is left, or if it was requested by its path, that is an InputError. The main process decides for all.
+    `--resume_from_checkpoint false` gives None. A checkpoint that lacks a part is passed over with a warning. If it was
+    requested by its path, or if no whole one is left, that is an InputError. The main process decides for all.
     """
     checkpoint = in_main_process(lambda: choose_checkpoint(arguments))
     return None if checkpoint is None else str(checkpoint)
@@ -259,10 +251,10 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
         return None
     is_path = choice != "true"
     newest_first = [*reversed(checkpoints_by_step(Path(str(arguments.output_dir))).values())]
-    damaged = {}
+    incomplete = {}
     for checkpoint in [Path(choice)] if is_path else newest_first:
-        damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
-        if not damage:
+        missing = find_missing_parts(checkpoint, arguments)
+        if not missing:
             if arguments.save_only_model and not any(checkpoint.glob("optimizer*")):
                 logger.warning(
                     f"{checkpoint} holds the model only (--save_only_model): the optimizer and the learning rate start "
@@ -272,29 +264,16 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
                 f"resuming from {checkpoint}; to start over, use another --output_dir or --resume_from_checkpoint false"
             )
             return checkpoint
-        damaged[checkpoint] = ", ".join(damage)
+        incomplete[checkpoint] = ", ".join(missing)
         if not is_path:
-            logger.warning(f"{checkpoint} is not used, because it is damaged: {damaged[checkpoint]}")
-    if damaged:
-        details = "; ".join(f"{checkpoint}: {damage}" for checkpoint, damage in damaged.items())
+            logger.warning(f"{checkpoint} is not used, because it is not whole: {incomplete[checkpoint]}")
+    if incomplete:
+        details = "; ".join(f"{checkpoint}: {missing}" for checkpoint, missing in incomplete.items())
         raise InputError(
             f"there is no whole checkpoint to resume from ({details}): restore the files, name another with "
             "--resume_from_checkpoint PATH, or start over with --resume_from_checkpoint false"
         )
     return None
-
-
-def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
-    """Describe damage in the best model so far, which the run loads in the end."""
-    if not arguments.load_best_model_at_end:
-        return []
-    best = best_beside(checkpoint)
-    if best is None or best.name == checkpoint.name or not best.is_dir():  # a warning says if it is gone
-        return []
-    return [
-        f"the best model so far, {best.name}, is damaged ({damage}); remove that folder to go on without it"
-        for damage in find_damaged_files(best, WEIGHT_FILES)[:1]
-    ]
 
 
 def has_stopped_early(state: TrainerState) -> bool:
@@ -315,26 +294,9 @@ def final_weights(folder: Path, models: Iterable[str]) -> list[Path]:
     return sorted(path for model in models for pattern in FINAL_WEIGHTS for path in (folder / model).glob(pattern))
 
 
-class RunEnd(Enum):
-    """Whether a run has finished in a folder."""
-
-    MISSING = "no run has finished there"
-    WHOLE = "a finished run"
-    DAMAGED = "a finished run whose state or final model is damaged"
-
-
-def inspect_finished_run(folder: Path, models: Iterable[str] = (".",)) -> tuple[RunEnd, list[str]]:
-    """Return whether a run has finished in a folder, and what is damaged in its state and its models' files."""
-
-    def inspect() -> tuple[RunEnd, list[str]]:
-        if not (folder / TRAINER_STATE_NAME).exists():
-            return RunEnd.MISSING, []
-        damage = ["no model weights"]
-        if final_weights(folder, models):
-            damage = find_damaged_files(folder, (TRAINER_STATE_NAME, *FINAL_WEIGHTS))
-        return RunEnd.DAMAGED if damage else RunEnd.WHOLE, damage
-
-    return in_main_process(inspect)
+def find_damage_of_finished_run(folder: Path, models: Iterable[str] = (".",)) -> list[str]:
+    """Say what is damaged in the state and the models' weights of a finished run."""
+    return find_damaged_files(folder) if final_weights(folder, models) else ["no model weights"]
 
 
 def require_checkpoint(folder: Path, damage: list[str]) -> None:

@@ -1,18 +1,16 @@
-"""Whether a checkpoint is whole: a manifest with the size and checksum of each file, and the parts that a run needs.
+"""Whether a checkpoint has the parts that a run needs, and whether the files of a finished run are as it wrote them.
 
-    checkpoint-500/manifest.json    {"files": {"model.safetensors": {"size": 1738, "crc32": 3405691582}, ...}}
+A finished run writes the size and checksum of its model and its state, last of all:
 
-The manifest is written last. CRC-32 notices missing, truncated, overwritten and flipped bytes in half the time of
-SHA-256. It does not stop someone who changes the files and the manifest on purpose.
+    out/manifest.json    {"files": {"model.safetensors": {"size": 1738, "crc32": 3405691582}, ...}}
 
-A checkpoint without a manifest comes from an earlier version or from another `Trainer`: of it only the parts that must
-be there are checked. Damaged ones fail when they are read.
+CRC-32 notices missing, truncated, overwritten and flipped bytes in half the time of SHA-256. It does not stop someone
+who changes the files and the manifest on purpose. Checkpoints have no checksums: a damaged one fails when it is read.
 """
 
 import re
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from transformers import TrainerState, TrainingArguments
@@ -28,19 +26,12 @@ WEIGHTS = (
     "model.safetensors", "model.safetensors.index.json", "pytorch_model*", "pytorch_model_fsdp*/*",
     "adapter_model*", "*/adapter_model*", DEEPSPEED_STATES,
 )  # fmt: skip
-WEIGHT_FILES = (*WEIGHTS, "model-*.safetensors")
 
 
-def write_manifest(folder: Path, files: Iterable[Path] | None = None) -> None:
-    """Write the size and checksum of files in `folder`, by default of all."""
-    if files is None:
-        files = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-    paths = sorted(files)
-    with ThreadPoolExecutor() as pool:  # zlib does not hold Python's lock
-        checksums = list(pool.map(checksum, paths))
+def write_manifest(folder: Path, files: Iterable[Path]) -> None:
+    """Write the size and checksum of files in `folder`."""
     entries = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": value}
-        for path, value in zip(paths, checksums, strict=True)
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": checksum(path)} for path in files
     }
     write_json(folder / MANIFEST, {"files": entries})
 
@@ -54,25 +45,16 @@ def checksum(path: Path) -> int:
     return value
 
 
-def find_damage(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
-    """Describe what is damaged or missing in a checkpoint: ["optimizer.pt is missing"]. Empty if it is whole."""
-    damage = find_damaged_files(checkpoint, ("*", "*/*")) or find_missing_parts(checkpoint, arguments)
-    return damage or find_state_error(checkpoint)
-
-
-def find_damaged_files(folder: Path, patterns: tuple[str, ...]) -> list[str]:
-    """Compare the files of a folder that match one of the patterns with its manifest, if it has one."""
+def find_damaged_files(folder: Path) -> list[str]:
+    """Say how files of a folder differ from its manifest, if it has one: ["model.safetensors is missing"]."""
     if not (folder / MANIFEST).exists():
         return []
     try:
-        manifest = read_json_object(folder / MANIFEST)
-        expected = {name: (entry["size"], entry["crc32"]) for name, entry in manifest["files"].items()}
+        entries = read_json_object(folder / MANIFEST)["files"].items()
+        differences = {name: find_difference(folder / name, entry["size"], entry["crc32"]) for name, entry in entries}
     except (DamagedFileError, KeyError, TypeError, AttributeError):
         return [f"{MANIFEST} is damaged"]
-    names = [name for name in expected if any(Path(name).match(pattern) for pattern in patterns)]
-    with ThreadPoolExecutor() as pool:
-        differences = pool.map(lambda name: find_difference(folder / name, *expected[name]), names)
-    return [f"{name} {difference}" for name, difference in zip(names, differences, strict=True) if difference]
+    return [f"{name} {difference}" for name, difference in differences.items() if difference]
 
 
 def find_difference(path: Path, size: int, crc32: int) -> str | None:
@@ -88,7 +70,7 @@ def find_difference(path: Path, size: int, crc32: int) -> str | None:
 
 
 def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
-    """Name what training needs to resume from a checkpoint and is not there.
+    """Name what training needs to resume and a checkpoint lacks: ["no optimizer.pt"]; or what is wrong with its state.
 
     Without DeepSpeed, Trainer would load the model of a DeepSpeed checkpoint and start with a new optimizer.
     """
@@ -97,12 +79,13 @@ def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[s
     if not arguments.save_only_model:
         parts[OPTIMIZER_NAME] = ("optimizer*", "optimizer*/*", f"rank*-{OPTIMIZER_NAME}", *states)
         parts[SCHEDULER_NAME] = (SCHEDULER_NAME, *states)
-        parts["rng_state.pth"] = ("rng_state*.pth",)  # one for each process, all of which a manifest lists
-    return [
+        parts["rng_state.pth"] = ("rng_state*.pth",)
+    missing = [
         f"no {part}"
         for part, patterns in parts.items()
         if not any(path.is_file() for pattern in patterns for path in checkpoint.glob(pattern))
     ]
+    return missing or find_state_error(checkpoint)
 
 
 def find_state_error(checkpoint: Path) -> list[str]:

@@ -16,10 +16,9 @@ from transformers.utils import logging
 from hf_deberta.training.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
-    RunEnd,
     checkpoints_by_step,
+    find_damage_of_finished_run,
     has_stopped_early,
-    inspect_finished_run,
     last_checkpoint,
     require_checkpoint,
     resume_choice,
@@ -28,6 +27,7 @@ from hf_deberta.training.errors import InputError
 from hf_deberta.training.finite_values import FiniteValuesMixin
 from hf_deberta.training.graphed_steps import GraphedStepsMixin
 from hf_deberta.training.model_card import write_training_card
+from hf_deberta.training.processes import in_main_process
 from hf_deberta.training.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.training.run_identity import RunArguments, compare_with_recorded_run, record_run
 from hf_deberta.training.uneven_batches import UnevenBatchesMixin
@@ -147,10 +147,10 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         An InputError if its files are damaged, or if it is to become longer, and there is no checkpoint to go on from.
         """
         folder = self.args.output_folder
-        end, damage = inspect_finished_run(folder, self.final_models)
-        if end is RunEnd.DAMAGED:
+        if not in_main_process((folder / TRAINER_STATE_NAME).exists):
+            return False
+        if damage := in_main_process(lambda: find_damage_of_finished_run(folder, self.final_models)):
             require_checkpoint(folder, damage)
-        if end is not RunEnd.WHOLE:
             return False
         state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         steps = state.max_steps

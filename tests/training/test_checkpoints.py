@@ -1,11 +1,10 @@
-"""Checkpoints are complete or absent: interruptions while saving, limits, the best checkpoint, and finished runs.
-
-tests/faults/test_damaged_checkpoints.py damages them at random.
-"""
+"""Checkpoints are complete or absent: interruptions while saving, limits, the best checkpoint, and finished runs."""
 
 import errno
 import json
 import os
+import random
+import re
 import shutil
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from transformers import EarlyStoppingCallback, TrainingArguments
 
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaForSequenceClassification
 from hf_deberta.training.checkpoints import (
-    RunEnd,
+    checkpoints_by_step,
     delete_old_checkpoints,
+    find_damage_of_finished_run,
     flush_to_disk,
-    inspect_finished_run,
     last_checkpoint,
 )
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.integrity import write_manifest
 from hf_deberta.training.run_identity import RunArguments
 
 
@@ -85,7 +83,7 @@ def test_a_run_folder_that_was_moved_or_copied(tmp_path, move):
     scored_trainer(tmp_path / "a", **saved).train()
     move(tmp_path / "a", tmp_path / "b")
     if move is shutil.copytree:
-        flip_a_byte(tmp_path / "a" / "checkpoint-4" / "model.safetensors")
+        (tmp_path / "a" / "checkpoint-4" / "model.safetensors").write_bytes(b"damaged")
     best = load_file(tmp_path / "b" / "checkpoint-4" / "model.safetensors")
     run = scored_trainer(tmp_path / "b", save_total_limit=1, **saved)
     run.train(resume_from_checkpoint=last_checkpoint(run.args))
@@ -190,12 +188,6 @@ def resumed_from(folder, value=None, **fields) -> str | None:
     return None if chosen is None else os.path.relpath(chosen, folder)
 
 
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_checkpoint_to_resume_from(run_folder, tmp_path):
     assert resumed_from(tmp_path / "empty") is None
     shutil.copytree(run_folder / "checkpoint-6", run_folder / "_unfinished" / "checkpoint-8")
@@ -220,23 +212,32 @@ def test_checkpoints_without_optimizer(tmp_path, caplog):
         resumed_from(tmp_path)
 
 
-def test_the_best_model_must_be_whole(run_folder):
-    """The run loads it in the end. If it is gone, Trainer warns, and the run goes on without it."""
-    for step in (4, 6):
-        state = run_folder / f"checkpoint-{step}" / "trainer_state.json"
-        state.write_text(json.dumps({**json.loads(state.read_text()), "best_model_checkpoint": "checkpoint-2"}))
-        write_manifest(state.parent)
-    fields = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"}
-    fields |= {"eval_steps": 2, "save_steps": 2}
-    flip_a_byte(run_folder / "checkpoint-2" / "optimizer.pt")  # nothing that is loaded
-    assert resumed_from(run_folder, **fields) == "checkpoint-6"
-    flip_a_byte(run_folder / "checkpoint-2" / "model.safetensors")
-    assert resumed_from(run_folder) == "checkpoint-6"
-    for requested in (None, str(run_folder / "checkpoint-6")):
-        with pytest.raises(InputError, match="the best model so far, checkpoint-2, is damaged"):
-            resumed_from(run_folder, requested, **fields)
-    shutil.rmtree(run_folder / "checkpoint-2")
-    assert resumed_from(run_folder, **fields) == "checkpoint-6"
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"])
+def test_a_checkpoint_that_lacks_a_part(run_folder, caplog, name):
+    """It is named, and the newest whole one taken."""
+    (run_folder / "checkpoint-6" / name).unlink()
+    part = "model weights" if name == "model.safetensors" else name
+    assert resumed_from(run_folder) == "checkpoint-4"
+    assert re.search(f"checkpoint-6 is not used, because it is not whole: no {part}", caplog.text)
+    for step in (2, 4):
+        (run_folder / f"checkpoint-{step}" / name).unlink()
+    with pytest.raises(InputError, match=f"no whole checkpoint .*checkpoint-6: no {part}; .*checkpoint-2: no {part}"):
+        resumed_from(run_folder)
+
+
+def test_the_clock_deletes_no_new_checkpoint(tmp_path):
+    """Random modification times, limits and best checkpoints; the checkpoint just written is the one of most steps."""
+    for seed in range(100):
+        rng, folder = random.Random(seed), tmp_path / str(seed)
+        steps = rng.sample(range(1, 2000), rng.randrange(1, 7))
+        for step in steps:
+            (folder / f"checkpoint-{step}").mkdir(parents=True)
+            os.utime(folder / f"checkpoint-{step}", (rng.randrange(2**33),) * 2)
+        limit, kept = rng.choice((None, 0, 1, 2, 3)), {max(steps), rng.choice(steps)}
+        delete_old_checkpoints(folder, limit, {f"checkpoint-{step}" for step in kept})
+        others = sorted(set(steps) - kept, reverse=True)
+        number = max(0, (limit or len(steps)) - len(kept))
+        assert set(checkpoints_by_step(folder)) == kept | set(others[:number]), f"seed {seed}"
 
 
 @pytest.mark.parametrize(("limit", "first"), [(None, None), (1, None), (2, "checkpoint-2"), (None, "checkpoint-2")])
@@ -263,28 +264,21 @@ def test_an_interrupted_deletion_leaves_no_half_checkpoint(run_folder, monkeypat
 
 
 def test_a_finished_run_has_a_manifest_of_its_weights_and_state(tmp_path):
-    def damage() -> list[str]:
-        return sorted(problem.split()[0] for problem in inspect_finished_run(tmp_path)[1])
-
-    def save() -> None:
+    run = trainer(tmp_path, max_steps=1, save_strategy="no")
+    run.train()
+    for _ in range(2):
         run.save_model()
         assert not (tmp_path / "manifest.json").exists()  # not of an earlier model
         run.save_state()
-        assert inspect_finished_run(tmp_path) == (RunEnd.WHOLE, [])
-
-    run = trainer(tmp_path, max_steps=1, save_strategy="no")
-    run.train()
-    run.save_model()
-    assert inspect_finished_run(tmp_path)[0] is RunEnd.MISSING
-    save()
+        assert find_damage_of_finished_run(tmp_path) == []
     (tmp_path / "config.json").write_text("{}")  # may be edited
-    assert inspect_finished_run(tmp_path) == (RunEnd.WHOLE, [])
-    flip_a_byte(tmp_path / "model.safetensors")
+    assert find_damage_of_finished_run(tmp_path) == []
     (tmp_path / "trainer_state.json").write_text("")
-    assert damage() == ["model.safetensors", "trainer_state.json"]
+    (tmp_path / "model.safetensors").write_bytes((tmp_path / "model.safetensors").read_bytes()[:-1] + b"x")
+    damage = find_damage_of_finished_run(tmp_path)
+    assert sorted(problem.split()[0] for problem in damage) == ["model.safetensors", "trainer_state.json"]
     (tmp_path / "model.safetensors").unlink()
-    assert inspect_finished_run(tmp_path) == (RunEnd.DAMAGED, ["no model weights"])
-    save()
+    assert find_damage_of_finished_run(tmp_path) == ["no model weights"]
 
 
 def test_metrics_are_combined(tmp_path, caplog):
