@@ -221,7 +221,7 @@ def test_hidden_test_labels(task, labels, labelled):
 def test_metrics_of_several_labels_are_in_the_order_of_the_task():
     rows = Dataset.from_dict({"text": ["x"] * 2, "label": [["a"], ["a"]]})
     task = classification({"test": rows}, MULTI_LABEL, ("b", "a"))
-    predicted = task.predicted("test", np.array([[-0.1, 0.1], [-0.1, 0.1]]), rows)
+    predicted = task.read_outputs("test", np.array([[-0.1, 0.1], [-0.1, 0.1]]), rows)
     assert task.metrics("test", predicted)["accuracy"] == 1
 
 
@@ -233,7 +233,7 @@ def test_f1_is_that_of_the_second_class_of_the_task():
         names = [labels[number] if number >= 0 else None for number in targets]
         rows = Dataset.from_dict({"text": ["x"] * 4, "label": names})
         task = classification({"test": rows}, SENTENCE, labels)
-        return task.metrics("test", task.predicted("test", outputs, rows))
+        return task.metrics("test", task.read_outputs("test", outputs, rows))
 
     for labels in (("a", "b"), ("b", "a")):
         scores = f1_and_accuracy([0, 1, 1, -100], labels)

@@ -4,8 +4,8 @@ A context is split into overlapping windows, each an input `[CLS] question [SEP]
 answer is a span of one window; its text is copied from the context. [CLS] stands for "no answer in this window".
 
     features = SquadEncoder(tokenizer).evaluation_features(rows)
-    predicted = find_answers(rows, features, start_logits, end_logits, version_2=True)
-    predicted.write("output")
+    answers = find_answers(rows, features, start_logits, end_logits, version_2=True)
+    answers.write("output")
 """
 
 import json

@@ -116,8 +116,8 @@ class FineTuningArguments(RunArguments):
                 f"{self.metric_for_best_model}"
             )
         if self.greater_is_better and self.lr_scheduler_type in METRIC_SCHEDULERS:
-            given: Any = self.lr_scheduler_kwargs or {}
-            self.lr_scheduler_kwargs = {"mode": "max", **given}
+            kwargs: Any = self.lr_scheduler_kwargs or {}
+            self.lr_scheduler_kwargs = {"mode": "max", **kwargs}
 
     @property
     def best_metric(self) -> str:

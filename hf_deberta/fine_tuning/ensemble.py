@@ -54,11 +54,11 @@ def main(args: argparse.Namespace) -> int:
             }
             print(file, DataFrame(metrics[file]).T.to_string(float_format="%.4f"), sep="\n")
         names = [[labels[number] for number in np.flatnonzero(row)] for row in best["ensemble"]]
-        predicted = {
+        predictions = {
             "prediction": names if several else [name for (name,) in names],
             "probabilities": [dict(zip(labels, row, strict=True)) for row in probabilities["ensemble"].tolist()],
         }
-        write_predicted_rows(args.output_dir / file.removesuffix(".jsonl"), rows, predicted)
+        write_predicted_rows(args.output_dir / file.removesuffix(".jsonl"), rows, predictions)
     write_json(args.output_dir / "ensemble.json", {"runs": [*map(str, args.runs)], "metrics": metrics})
     print(f"wrote the mean of {len(args.runs)} runs to {args.output_dir}: {', '.join(files)}")
     return 0
@@ -70,9 +70,9 @@ def require_same_rows(tables: Mapping[str, Dataset], file: str) -> None:
     for run, table in tables.items():
         if not set(PREDICTIONS) <= set(table.column_names):
             raise InputError(f"{run}/{file} has no probabilities: name runs of classification or multiple choice")
-        found = sorted(table.features["probabilities"]), content_hash(table.remove_columns(PREDICTIONS))
-        first, expected = first or run, expected or found
-        if found != expected:
+        content = sorted(table.features["probabilities"]), content_hash(table.remove_columns(PREDICTIONS))
+        first, expected = first or run, expected or content
+        if content != expected:
             raise InputError(
                 f"{run}/{file} has other rows or labels than {first}/{file}, or another order: predict the same file "
                 "with models of the same labels"

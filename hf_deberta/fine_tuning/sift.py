@@ -96,7 +96,7 @@ class PerturbedEmbeddings:
         self.share: torch.Tensor | None = None
         self.device = next(model.parameters()).device
         self.before_clean_pass: torch.Tensor | None = None  # states of the generator of the device
-        self.outside: torch.Tensor | None = None
+        self.noise_state: torch.Tensor | None = None
         self.layer_norms = embedding_layer_norms(unwrapped(model), self.settings.sift_layer)
         self.hooks: list[RemovableHandle] = []
         self.next_delta: Callable[[torch.Tensor], torch.Tensor] | None = None
@@ -130,14 +130,14 @@ class PerturbedEmbeddings:
 
     @contextmanager
     def clean_masks(self) -> Iterator[None]:
-        """Dropout inside has the masks of the clean pass. The noise is drawn from the numbers of outside."""
-        self.outside = random_state(self.device)
+        """Use the dropout masks of the clean pass. Draw the noise from the generator's state before this block."""
+        self.noise_state = random_state(self.device)
         set_random_state(self.device, self.before_clean_pass)
         try:
             yield
         finally:
-            set_random_state(self.device, self.outside)
-            self.outside = None
+            set_random_state(self.device, self.noise_state)
+            self.noise_state = None
 
     def dropout(self) -> AbstractContextManager:
         return self.clean_masks() if self.settings.sift_dropout == "shared" else nullcontext()
@@ -145,12 +145,12 @@ class PerturbedEmbeddings:
     def draw_noise(self, x: torch.Tensor) -> torch.Tensor:
         """Gaussian noise in the shape of x, clamped to two standard deviations."""
         std, inside = self.settings.sift_init_perturbation, None
-        if self.outside is not None:
+        if self.noise_state is not None:
             inside = random_state(self.device)
-            set_random_state(self.device, self.outside)
+            set_random_state(self.device, self.noise_state)
         noise = torch.empty_like(x).normal_(0, std, generator=self.generator)
         if inside is not None:
-            self.outside = random_state(self.device)
+            self.noise_state = random_state(self.device)
             set_random_state(self.device, inside)
         return noise.clamp_(-2 * std, 2 * std)
 
@@ -208,7 +208,7 @@ def sift_loss(
         remaining = iter(deltas)
         with embeddings.perturbed(lambda x: next(remaining)), dropout:
             perturbed = predictions.logits(model(**without_labels))
-        return mean_over_items(predictions.divergences(perturbed, clean), predictions.counted)
+        return mean_over_items(predictions.divergences(perturbed, clean), predictions.is_target)
 
     adversarial = divergence(embeddings.dropout())
     if embeddings.measures_share:
@@ -228,16 +228,16 @@ def ascend(deltas: list[torch.Tensor], gradients: list[torch.Tensor], rate: floa
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of any head as logits [M, C], and which of them count.
+    """The predictions of any head as logits [M, C], and which of them have a target.
 
     Args:
         kind: "classes" (softmax), "spans" (softmax over real tokens), "labels" (sigmoid), or "numbers" (regression).
-        counted: bool [M].
+        is_target: bool [M].
         real: bool [B, N], the tokens that are not padding; for spans only.
     """
 
     kind: Literal["classes", "spans", "labels", "numbers"]
-    counted: torch.Tensor
+    is_target: torch.Tensor
     real: torch.Tensor | None = None
 
     @classmethod
@@ -246,19 +246,19 @@ class Predictions:
         if "start_logits" in outputs:
             starts = outputs["start_logits"]
             real = None if mask is None else real_tokens(mask, *starts.shape).to(starts.device)
-            counted = starts.new_ones(2 * len(starts), dtype=torch.bool)
+            is_target = starts.new_ones(2 * len(starts), dtype=torch.bool)
             if "start_positions" in inputs:
-                counted = (answer_labels(inputs) != IGNORED).flatten().to(starts.device)
-            return cls("spans", counted, real)
+                is_target = (answer_labels(inputs) != IGNORED).flatten().to(starts.device)
+            return cls("spans", is_target, real)
         logits = outputs["logits"]
         kind = prediction_kind(model, logits, labels)
         number = logits.numel() // (logits.shape[-1] if kind == "classes" else 1)
-        counted = logits.new_ones(number, dtype=torch.bool)
+        is_target = logits.new_ones(number, dtype=torch.bool)
         if labels is not None and labels.numel() == number:
-            counted = counted & (labels != IGNORED).flatten().to(logits.device)
+            is_target = is_target & (labels != IGNORED).flatten().to(logits.device)
         if logits.dim() == 3 and mask is not None:
-            counted = counted & real_tokens(mask, *logits.shape[:2]).flatten().to(logits.device)
-        return cls(kind, counted)
+            is_target = is_target & real_tokens(mask, *logits.shape[:2]).flatten().to(logits.device)
+        return cls(kind, is_target)
 
     def logits(self, outputs: Any) -> torch.Tensor:
         """Logits [M, C] ([2 B, N] for spans, [M, 1] for labels and numbers), in float32 or more."""
@@ -280,10 +280,10 @@ class Predictions:
 
     def divergence(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """The sum: the perturbation of a row must not depend on the other rows of its batch."""
-        return self.divergences(logits, others).masked_fill(~self.counted, 0).sum()
+        return self.divergences(logits, others).masked_fill(~self.is_target, 0).sum()
 
     def squared_distance(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        return mean_over_items((logits - others).square().mean(-1), self.counted)
+        return mean_over_items((logits - others).square().mean(-1), self.is_target)
 
 
 def prediction_kind(

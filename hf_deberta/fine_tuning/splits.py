@@ -75,12 +75,12 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name} must be at least 1, not {value}")
-        given = getattr(self, "task_name", None)
-        if given is not None and self.task_names:
-            known = find_task_name(given, self.task_names)
-            if known is None:
-                raise InputError(f"--task_name must be one of {', '.join(self.task_names)}, not {given!r}")
-            vars(self)["task_name"] = known  # a field of the subclass
+        task_name = getattr(self, "task_name", None)
+        if task_name is not None and self.task_names:
+            known_name = find_task_name(task_name, self.task_names)
+            if known_name is None:
+                raise InputError(f"--task_name must be one of {', '.join(self.task_names)}, not {task_name!r}")
+            vars(self)["task_name"] = known_name  # a field of the subclass
 
     def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
         """Return the arguments of `model_card.write_training_card`."""
@@ -154,9 +154,9 @@ def read_splits(
     return splits, sources
 
 
-def find_task_name(given: str, names: Collection[str]) -> str | None:
+def find_task_name(task_name: str, names: Collection[str]) -> str | None:
     """Return the name that equals a --task_name but for case, hyphens and underscores."""
-    return next((name for name in names if _letters(name) == _letters(given)), None)
+    return next((name for name in names if _letters(name) == _letters(task_name)), None)
 
 
 def _letters(name: str) -> str:
@@ -229,16 +229,16 @@ def files_in_folder(folder: Path, overridden: Collection[str] = ()) -> dict[str,
             f"{folder} has {', '.join(several_train)}, but training rows must be in one file train.*: merge them, or "
             "name one with --train_file"
         )
-    for split, found in shards.items():
-        if split not in overridden and [shard[:2] for shard in found] != [(i, len(found)) for i in range(len(found))]:
-            names = ", ".join(path.name for *_, path in found)
+    for split, files in shards.items():
+        if split not in overridden and [shard[:2] for shard in files] != [(i, len(files)) for i in range(len(files))]:
+            names = ", ".join(path.name for *_, path in files)
             raise InputError(
                 f"{folder} has {names} for the split {split!r}; expected one file, or every shard exactly once "
                 "(NAME-00000-of-00002, ...): add what is missing, or name one file by flag"
             )
     return {
-        split: [file for *_, path in found for file in data_files(path)]
-        for split, found in shards.items()
+        split: [file for *_, path in files for file in data_files(path)]
+        for split, files in shards.items()
         if not split.startswith("train_")
     }
 

@@ -66,7 +66,7 @@ class Task:
     Attributes:
         sources: where the rows of each split come from; `read` names them in errors, see `data_files.Source`.
         rows: what `read` returned, by split: `train`, `validation`, `test`, or with suffixes (`test_matched`).
-        given: the rows as the user gave them, one for each prediction, if `rows` are others.
+        original_rows: the rows before `read`, one for each prediction, if `rows` are others.
         more_splits: splits that `read` adds.
         labels: names of the labels in the order of the task; None for a regression.
         metric_names: the first selects the best checkpoint.
@@ -90,7 +90,7 @@ class Task:
         self.model_args, self.data_args, self.args = model_args, data_args, args
         self.sources: dict[str, Source] = {}
         self.rows: dict[str, Any] = {}
-        self.given: dict[str, Dataset] = {}
+        self.original_rows: dict[str, Dataset] = {}
         self.labels: tuple[str, ...] | None = None
         self.more_splits: tuple[str, ...] = ()
 
@@ -148,36 +148,36 @@ class Task:
 
     # 3. Predictions
 
-    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> Any:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> Any:
         """Return the predictions of a split from the model's outputs for its inputs."""
         return LabelLogits(logits_of(outputs), self.model_labels)
 
-    def metrics(self, split: str, predicted: Any) -> dict[str, float]:
+    def metrics(self, split: str, predictions: Any) -> dict[str, float]:
         """Return the metrics of a split with labels."""
-        targets, numbers = self.targets(split), predicted.numbers(self.labels or ())
+        targets, numbers = self.targets(split), predictions.numbers(self.labels or ())
         return {"accuracy": float((numbers == targets)[targets >= 0].mean())}
 
     def input_rows(self, split: str) -> Dataset:
         """Return the rows as the user gave them, one for each prediction."""
-        return self.given[split] if split in self.given else self.rows[split]
+        return self.original_rows[split] if split in self.original_rows else self.rows[split]
 
-    def predicted_columns(self, split: str, predicted: Any) -> dict[str, list[Any]]:
+    def prediction_columns(self, split: str, predictions: Any) -> dict[str, list[Any]]:
         """Return what the files of predictions add to each of these rows."""
-        return predicted.columns()
+        return predictions.columns()
 
     def predictions_name(self, split: str) -> str:
         """Return the name of these files, without its ending."""
         return f"predictions_{split}"
 
-    def write_predictions(self, folder: Path, split: str, predicted: Any) -> None:
+    def write_predictions(self, folder: Path, split: str, predictions: Any) -> None:
         """Write all files of predictions of a split; without the inputs if the folder is pushed to the Hub."""
-        rows, columns = self.input_rows(split), self.predicted_columns(split, predicted)
+        rows, columns = self.input_rows(split), self.prediction_columns(split, predictions)
         if self.args.push_to_hub:
             rows = Dataset.from_dict({"index": range(len(rows))})
         write_predicted_rows(folder / self.predictions_name(split), rows, columns)
-        self.write(folder, split, predicted)
+        self.write(folder, split, predictions)
 
-    def write(self, folder: Path, split: str, predicted: Any) -> None:
+    def write(self, folder: Path, split: str, predictions: Any) -> None:
         """Write further files, such as that of a benchmark's submission."""
 
 

@@ -236,14 +236,14 @@ def label_fields(labels: Sequence[str]) -> dict[str, Any]:
 
 def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments, do_train: bool) -> tuple[str, ...]:
     """The labels of a task, numbered as in the checkpoint if that has the same ones (ignoring case)."""
-    known = checkpoint_labels(args)
-    if not labels or not known or len(known) != len(labels):
+    stored = checkpoint_labels(args)
+    if not labels or not stored or len(stored) != len(labels):
         return labels
     by_name = {label.lower(): label for label in labels}
-    if len(by_name) == len(labels) and by_name.keys() == {label.lower() for label in known}:
-        return tuple(by_name[label.lower()] for label in known)
-    if not do_train and not all(name.startswith("LABEL_") for name in known):
-        logger.warning(f"The labels of {args.checkpoint} are {', '.join(known)}; they are read as {', '.join(labels)}")
+    if len(by_name) == len(labels) and by_name.keys() == {label.lower() for label in stored}:
+        return tuple(by_name[label.lower()] for label in stored)
+    if not do_train and not all(name.startswith("LABEL_") for name in stored):
+        logger.warning(f"The labels of {args.checkpoint} are {', '.join(stored)}; they are read as {', '.join(labels)}")
     return labels
 
 

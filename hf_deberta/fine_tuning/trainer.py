@@ -46,7 +46,7 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         self.scored_split = self.validation_splits.get("", "")
         if splits is not None:
             kwargs |= {"train_dataset": splits.get("train"), "eval_dataset": splits.get(self.scored_split)}
-        self.predicted: Any = None  # of the last evaluation, as `Task.predicted` returns it
+        self.predictions: Any = None  # of the last evaluation, as `Task.read_outputs` returns it
         if task is not None:
             kwargs |= {"compute_metrics": self.compute_split_metrics}
             kwargs |= {"preprocess_logits_for_metrics": task.preprocess_logits}
@@ -71,17 +71,17 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def compute_split_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        predicted = self.read_predictions(prediction.predictions)
+        predictions = self.read_predictions(prediction.predictions)
         if not self.is_in_train:
-            self.predicted = predicted  # for the files
-        return self.task.metrics(self.scored_split, predicted) if self.task is not None else {}
+            self.predictions = predictions  # for the files
+        return self.task.metrics(self.scored_split, predictions) if self.task is not None else {}
 
     def read_predictions(self, outputs: Any) -> Any:
         """Return the predictions for all rows of the split from the model's outputs."""
-        rows, predicted = len(self.splits[self.scored_split]), len(logits_of(outputs))
-        if predicted != rows:
-            raise ValueError(f"there are {predicted:,} predictions for the {rows:,} rows of {self.scored_split}")
-        return self.task and self.task.predicted(self.scored_split, outputs, self.splits[self.scored_split])
+        rows, number = len(self.splits[self.scored_split]), len(logits_of(outputs))
+        if number != rows:
+            raise ValueError(f"there are {number:,} predictions for the {rows:,} rows of {self.scored_split}")
+        return self.task and self.task.read_outputs(self.scored_split, outputs, self.splits[self.scored_split])
 
     def train_and_evaluate(self) -> dict[str, float]:
         """Train, resuming an interrupted run, then evaluate the model that is kept; its metrics."""
@@ -114,7 +114,7 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
             self.log_metrics(prefix, metrics)
             self.save_metrics(prefix, metrics)
         else:
-            self.predicted = self.read_predictions(output.predictions)
+            self.predictions = self.read_predictions(output.predictions)
         self.write_predictions(split)
         return metrics
 
@@ -122,8 +122,8 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         """Write the files of the last predictions."""
         is_written = self.task is not None and (self.task.writes_evaluations or not is_validation(split))
         if self.task is not None and is_written and self.is_world_process_zero():
-            self.task.write_predictions(self.args.output_folder, split, self.predicted)
-        self.predicted = None
+            self.task.write_predictions(self.args.output_folder, split, self.predictions)
+        self.predictions = None
 
     def identifying_settings(self) -> dict[str, Any]:
         rows: Any = self.train_dataset

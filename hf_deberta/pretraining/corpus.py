@@ -126,8 +126,8 @@ class Corpus:
             splits = load_datasets(
                 names, args.text_column, args.stopping_strategy, options, split_off, args.max_eval_samples
             )
-        given = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
-        files = {split: expand_patterns(patterns) for split, patterns in given.items() if patterns}
+        patterns = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
+        files = {split: expand_patterns(values) for split, values in patterns.items() if values}
         warn_of_shared_files(files)
         splits |= {split: read_files(paths, args, self.cache_dir) for split, paths in files.items()}
         if split_off is not None and "validation" not in splits:
@@ -242,8 +242,8 @@ class Corpus:
             return load_trained_tokenizer(folder, flags)
         documents = self.splits["train"]
         if not args.streaming and len(documents) > MAX_TOKENIZER_DOCUMENTS:
-            chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
-            documents = documents.select(chosen)
+            numbers = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
+            documents = documents.select(numbers)
         batches = with_progress(self.batches("train", documents), documents, "reading text for the tokenizer")
         texts = islice((text for batch in batches for text in batch), MAX_TOKENIZER_DOCUMENTS)
         tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)

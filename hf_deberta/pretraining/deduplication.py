@@ -35,18 +35,18 @@ class ExactDeduplication:
         """Yield the batches without the texts that came before; empty texts are no duplicates."""
         for batch in batches:
             hashes = np.array([hash_of(text) for text in batch], np.uint64)
-            known = self.is_in_index(hashes)
-            kept = []
-            for text, number, is_known in zip(batch, hashes.tolist(), known.tolist(), strict=True):
-                if text.strip() and (is_known or number in self.recent):
+            in_index = self.is_in_index(hashes)
+            texts = []
+            for text, number, is_indexed in zip(batch, hashes.tolist(), in_index.tolist(), strict=True):
+                if text.strip() and (is_indexed or number in self.recent):
                     self.counts["duplicates"] += 1
                     self.counts["duplicate_characters"] += len(text)
                     continue
                 self.recent.add(number)
-                kept.append(text)
+                texts.append(text)
             if len(self.recent) >= MAX_RECENT:
                 self.merge()
-            yield kept
+            yield texts
 
     def is_in_index(self, hashes: np.ndarray) -> np.ndarray:
         """Return which hashes [B] the index contains, bool [B]."""

@@ -13,7 +13,7 @@ from hf_deberta.model.losses import IGNORED, cross_entropy_per_item
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.perplexity import perplexity_of_documents
 from hf_deberta.pretraining.trainer import PretrainingTrainer
-from hf_deberta.training.uneven_batches import STAND_IN
+from hf_deberta.training.uneven_batches import IS_FILLER
 
 LOSSES = {"mlm": ("masked",), "causal": ("causal",), "joint": ("masked", "causal")}
 
@@ -79,12 +79,12 @@ class LanguageModelTrainer(PretrainingTrainer):
             for loss_inputs, number in zip(inputs_per_loss.values(), items, strict=True)
         ]
         loss, outputs = sum(loss for loss, _ in results), results[0][1]
-        predicted, labels = outputs.predictions, outputs.labels
-        if predicted is None:  # a compiled graph returned logits at all positions
+        predictions, labels = outputs.predictions, outputs.labels
+        if predictions is None:  # a compiled graph returned logits at all positions
             labels = predicted_labels(*next(iter(inputs_per_loss.items())))
-            predicted = outputs.logits.argmax(-1)
-        if STAND_IN not in inputs:
-            self.counts += torch.stack([(predicted == labels).sum(), (labels != IGNORED).sum()])
+            predictions = outputs.logits.argmax(-1)
+        if IS_FILLER not in inputs:
+            self.counts += torch.stack([(predictions == labels).sum(), (labels != IGNORED).sum()])
         return (loss, outputs) if return_outputs else loss
 
     def step_statistics(self) -> Iterable[torch.Tensor]:
@@ -94,10 +94,10 @@ class LanguageModelTrainer(PretrainingTrainer):
         if "loss" in logs:
             if self.objective != "joint":
                 logs["perplexity"] = perplexity(logs["loss"])
-            correct, predicted = self.accelerator.reduce(self.counts.float(), "sum").tolist()
+            correct, number = self.accelerator.reduce(self.counts.float(), "sum").tolist()
             self.counts.zero_()
-            if predicted:
-                logs[f"{LOSSES[self.objective][0]}_accuracy"] = correct / predicted
+            if number:
+                logs[f"{LOSSES[self.objective][0]}_accuracy"] = correct / number
         super().log(logs, start_time)
 
     def prediction_step(
@@ -111,11 +111,11 @@ class LanguageModelTrainer(PretrainingTrainer):
                 outputs = model(**loss_inputs, sparse_prediction=True)
             labels = predicted_labels(name, loss_inputs)
             labelled = labels != IGNORED
-            predicted, losses = outputs.predictions, outputs.losses
-            if predicted is None:  # a compiled graph returned logits at all positions
+            predictions, losses = outputs.predictions, outputs.losses
+            if predictions is None:  # a compiled graph returned logits at all positions
                 logits = outputs.logits[labelled]
-                predicted, losses = logits.argmax(-1), cross_entropy_per_item(logits, labels[labelled])
-            correct = (predicted == labels[labelled]).float()
+                predictions, losses = logits.argmax(-1), cross_entropy_per_item(logits, labels[labelled])
+            correct = (predictions == labels[labelled]).float()
             values = torch.stack([losses.float(), correct, torch.ones_like(correct)], dim=1)
             row = labelled.nonzero()[:, 0]
             sums.append(values.new_zeros(labels.shape[0], 3).index_add(0, row, values))
@@ -127,10 +127,10 @@ class LanguageModelTrainer(PretrainingTrainer):
             return {}
         return perplexity_of_documents(self.model, rows, self.perplexity_stride, *self.text_sizes[name])
 
-    def operations(self, tokens: float, predicted: float) -> float:
+    def operations(self, tokens: float, predictions: float) -> float:
         """A joint step makes two passes; the causal one predicts nearly all tokens."""
         causal = super().operations(tokens, tokens) if self.objective == "joint" else 0
-        return super().operations(tokens, predicted) + causal
+        return super().operations(tokens, predictions) + causal
 
     def mean_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Average the sums of `prediction_step` over all predicted tokens."""

@@ -97,13 +97,13 @@ class Masking:
         rng = np.random.default_rng(np.random.SeedSequence(key))
         positions, word = number_words(ids, self.vocabulary, self.whole_words)
         words = word[-1] + 1 if len(word) else 0
-        chosen = positions[choose_words(words, self.mlm_probability, self.max_ngram, rng)[word]]
+        targets = positions[choose_words(words, self.mlm_probability, self.max_ngram, rng)[word]]
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
-        labels[chosen] = ids[chosen]
-        draws = rng.random(len(chosen))
+        labels[targets] = ids[targets]
+        draws = rng.random(len(targets))
         masked = ids.astype(np.int64)
-        masked[chosen[draws < self.mask_prob]] = self.vocabulary.mask_token_id
-        changed = chosen[(draws >= self.mask_prob) & (draws < self.mask_prob + self.random_prob)]
+        masked[targets[draws < self.mask_prob]] = self.vocabulary.mask_token_id
+        changed = targets[(draws >= self.mask_prob) & (draws < self.mask_prob + self.random_prob)]
         masked[changed] = rng.choice(self.vocabulary.replacements, len(changed))
         return masked, labels
 
@@ -181,17 +181,17 @@ def official_positions(
     The order of draws is that of the official code: a length and a start for each window, then one draw per token.
     """
     cumulative = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
-    chosen: set[int] = set()
+    numbers: set[int] = set()
     at = 0
     while at < len(units):
         n = 1 + min(bisect_right(cumulative, rng.random() * cumulative[-1]), max_ngram - 1)
         window = min(n * window_per_word, len(units) - at)
         start = at + rng.randint(0, window - 1)
         end = min(start + n, len(units))
-        chosen.update(range(start, end))
+        numbers.update(range(start, end))
         at = max(at + window, end)
     count = 0
-    for i in sorted(chosen):
+    for i in sorted(numbers):
         yield from units[i]
         count += len(units[i])
         if count >= number:

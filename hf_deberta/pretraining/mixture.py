@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, inf, nan
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 import datasets
+from datasets import Dataset, IterableDataset
 from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, input_errors
@@ -21,7 +22,7 @@ SEED = 0  # the same text for each seed of a run, so that runs share token files
 
 logger = logging.get_logger(__name__)
 
-Documents = Any  # a datasets.Dataset or IterableDataset; their common methods have no common class
+Documents: TypeAlias = Dataset | IterableDataset
 
 
 @dataclass(frozen=True)

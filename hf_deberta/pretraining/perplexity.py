@@ -55,15 +55,15 @@ def strided_loss(model: PreTrainedModel, ids: torch.Tensor, length: int, stride:
         raise ValueError(f"the stride must be from 1 to the length of a window, {length}, not {stride}")
     ids, training = ids.to(model.device), model.training
     model.eval()
-    total, scored, seen = 0.0, 0, 0
+    total, scored, last_end = 0.0, 0, 0
     for begin in range(0, len(ids), stride):
         end = min(begin + length, len(ids))
-        first = max(seen, begin + 1)  # the first token to score, by the logits before it
+        first = max(last_end, begin + 1)  # the first token to score, by the logits before it
         if first < end:
             logits = model(input_ids=ids[None, begin:end]).logits[0, first - begin - 1 : -1]
             total += float(cross_entropy_per_item(logits, ids[first:end]).sum(dtype=torch.float64))
             scored += end - first
-        seen = end
+        last_end = end
         if end == len(ids):
             break
     model.train(training)

@@ -21,7 +21,7 @@ from hf_deberta.pretraining.throughput import rtd_training_operations
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.training.checkpoints import replace_folder
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.uneven_batches import STAND_IN
+from hf_deberta.training.uneven_batches import IS_FILLER
 
 MIN_REPLACED_FOUND = 0.01  # by a discriminator that learns
 STEPS_BEFORE_WARNING = 1000  # after the warmup
@@ -92,7 +92,7 @@ class RtdTrainer(PretrainingTrainer):
         for name, value in outputs.statistics.items():
             if name not in sums:
                 sums[name] = torch.zeros_like(value)
-            sums[name] += 0 * value if STAND_IN in inputs else value
+            sums[name] += 0 * value if IS_FILLER in inputs else value
         if inputs.get("only") == "generator":
             generated = {"only": "discriminator", "replaced_ids": outputs.replaced_ids}
             self.discriminator_inputs.append({**inputs, **generated})
@@ -131,9 +131,9 @@ class RtdTrainer(PretrainingTrainer):
             torch.manual_seed(self.args.seed + self.args.process_index)
             return super().evaluation_loop(*args, **kwargs)
 
-    def operations(self, tokens: float, predicted: float) -> float:
+    def operations(self, tokens: float, predictions: float) -> float:
         generator, discriminator = self.model.config.models()
-        return rtd_training_operations(generator, discriminator, tokens, self.context_length, predicted)
+        return rtd_training_operations(generator, discriminator, tokens, self.context_length, predictions)
 
     def publish_model(self, unfinished: Path, folder: Path) -> None:
         """Write generator and discriminator, each with the tokenizer. Checkpoints hold the training state instead."""
@@ -165,11 +165,11 @@ class RtdTrainer(PretrainingTrainer):
             if self.warned and self.is_world_process_zero():
                 logger.warning(self.advice(logs["replaced_found"]))
 
-    def advice(self, found: float) -> str:
+    def advice(self, share: float) -> str:
         """Return what to change in a run whose discriminator calls every token original."""
         config = self.model.config
         return (
-            f"At step {self.state.global_step:,} the discriminator finds {found:.1%} of the replaced tokens: it calls "
+            f"At step {self.state.global_step:,} the discriminator finds {share:.1%} of the replaced tokens: it calls "
             "nearly every token original, which is right for most. If that stays so, change one of these: "
             f"--embedding_sharing gdes (now {config.embedding_sharing}), another --learning_rate (now "
             f"{self.args.learning_rate:g}; small models need about 1e-3), a higher --rtd_weight (now "

@@ -39,7 +39,7 @@ def training_operations(
     config: HfDebertaConfig,
     tokens: float,
     context_length: float,
-    predicted: float,
+    predictions: float,
     vocab_size: int | None = None,
 ) -> float:
     """Return the operations of a forward and a backward pass of the masked-language model.
@@ -47,10 +47,10 @@ def training_operations(
     Args:
         tokens: number of tokens in the batch.
         context_length: number of keys per query: the mean length of a token's document.
-        predicted: number of positions that are decoded and scored.
+        predictions: number of positions that are decoded and scored.
         vocab_size: `config.vocab_size` by default; 0 for a model without a language-model head.
 
-    >>> training_operations(HfDebertaConfig(), tokens=4096, context_length=512, predicted=614) / 1e12   # base size
+    >>> training_operations(HfDebertaConfig(), tokens=4096, context_length=512, predictions=614) / 1e12   # base size
     5.1...
     """
     width, inner = config.hidden_size, config.intermediate_size
@@ -64,18 +64,18 @@ def training_operations(
     decoder = 0.0
     if vocab_size and config.uses_mask_decoder:
         layers -= 1
-        decoder = tokens * keys_and_values + predicted * config.emd_steps * (queries_and_feed_forward + attention)
+        decoder = tokens * keys_and_values + predictions * config.emd_steps * (queries_and_feed_forward + attention)
     encoder = layers * tokens * (keys_and_values + queries_and_feed_forward + attention)
-    head = predicted * 2 * (width * width + width * vocab_size) if vocab_size else 0
+    head = predictions * 2 * (width * width + width * vocab_size) if vocab_size else 0
     return 3 * (encoder + decoder + head)
 
 
 def rtd_training_operations(
-    generator: HfDebertaConfig, discriminator: HfDebertaConfig, tokens: float, context_length: float, predicted: float
+    generator: HfDebertaConfig, discriminator: HfDebertaConfig, tokens: float, context_length: float, predictions: float
 ) -> float:
     """Return the operations of a forward and a backward pass of generator and discriminator."""
     head = 3 * 2 * tokens * discriminator.hidden_size**2
-    generation = training_operations(generator, tokens, context_length, predicted)
+    generation = training_operations(generator, tokens, context_length, predictions)
     return generation + training_operations(discriminator, tokens, context_length, 0, vocab_size=0) + head
 
 
@@ -94,8 +94,8 @@ class ThroughputMeter(TrainerCallback):
         self.started = self.last_step = time.perf_counter()
 
     def add(self, batch: dict[str, torch.Tensor]) -> None:
-        real, predicted = batch["input_ids"].ne(self.pad_token_id), batch["labels"].ne(IGNORED)
-        counts = torch.stack([real.sum(), predicted.sum()])
+        real, has_label = batch["input_ids"].ne(self.pad_token_id), batch["labels"].ne(IGNORED)
+        counts = torch.stack([real.sum(), has_label.sum()])
         self.counts = self.counts.to(counts.device) + counts
 
     def read_and_reset(self) -> tuple[float, torch.Tensor]:

@@ -138,6 +138,6 @@ def rename_unless_taken(unfinished: Path, folder: Path) -> None:
     try:
         os.replace(unfinished, folder)
     except OSError as error:
-        taken = (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES)  # EACCES on Windows
-        if error.errno not in taken or not folder.is_dir():
+        name_exists = (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES)  # EACCES on Windows
+        if error.errno not in name_exists or not folder.is_dir():
             raise

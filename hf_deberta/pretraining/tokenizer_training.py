@@ -46,19 +46,19 @@ def train_tokenizer(
     >>> tokenizer = train_tokenizer(open("corpus.txt", encoding="utf-8"), 8000)
     >>> tokenizer.save_pretrained("my-tokenizer")
     """
-    counted = _CountedTexts(texts)
+    nonempty = _NonemptyTexts(texts)
     try:
         train = {"unigram": _train_unigram, "bpe": _train_byte_bpe}[kind]
-        tokenizer = train(counted, vocab_size - 1)  # [MASK] is added below
+        tokenizer = train(nonempty, vocab_size - 1)  # [MASK] is added below
     except Exception as error:  # tokenizers raises a bare Exception if reading the texts fails
-        if counted.failure is not None:
-            raise counted.failure from counted.failure.__cause__
+        if nonempty.failure is not None:
+            raise nonempty.failure from nonempty.failure.__cause__
         if not isinstance(error, RuntimeError):
             raise
         raise InputError(
-            f"no {kind} vocabulary of {vocab_size} could be trained on {counted.texts} texts ({error})"
+            f"no {kind} vocabulary of {vocab_size} could be trained on {nonempty.texts} texts ({error})"
         ) from error
-    if counted.texts == 0:
+    if nonempty.texts == 0:
         raise InputError("there is no text to train a tokenizer on: the corpus is empty")
     if tokenizer.get_vocab_size() > vocab_size - 1:
         raise InputError(
@@ -132,7 +132,7 @@ def _train_byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-class _CountedTexts:
+class _NonemptyTexts:
     """Iterates over the texts that are not empty, and counts them."""
 
     def __init__(self, texts: Iterable[str]):

@@ -89,14 +89,14 @@ class PretrainingTrainer(RunTrainer):
     def throughput(self) -> dict[str, float]:
         """Return tokens_per_second and mfu since the last call; no mfu without a known peak, or in float32."""
         seconds, counts = self.meter.read_and_reset()
-        tokens, predicted = self.accelerator.reduce(counts.to(self.args.device), "sum").tolist()
+        tokens, predictions = self.accelerator.reduce(counts.to(self.args.device), "sum").tolist()
         speed = {"tokens_per_second": round(tokens / seconds, 1)}
         peak = peak_operations(self.args.device) if self.args.bf16 or self.args.fp16 else None
         if peak is not None:
             devices = self.args.world_size * max(self.args.n_gpu, 1)
-            speed["mfu"] = round(self.operations(tokens, predicted) / seconds / (peak * devices), 4)
+            speed["mfu"] = round(self.operations(tokens, predictions) / seconds / (peak * devices), 4)
         return speed
 
-    def operations(self, tokens: float, predicted: float) -> float:
-        """Return the operations of training on so many tokens, so many of them predicted."""
-        return training_operations(self.model.config, tokens, self.context_length, predicted)
+    def operations(self, tokens: float, predictions: float) -> float:
+        """Return the operations of training on so many tokens, so many of them with a label."""
+        return training_operations(self.model.config, tokens, self.context_length, predictions)

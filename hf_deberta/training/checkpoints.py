@@ -231,8 +231,8 @@ def _read_metrics(path: Path) -> dict[str, float]:
 
 def resume_choice(arguments: TrainingArguments) -> str:
     """Return "true" (the last checkpoint, the default), "false" (start over), or the path to resume from."""
-    given = "true" if arguments.resume_from_checkpoint is None else str(arguments.resume_from_checkpoint)
-    return given.lower() if given.lower() in ("true", "false") else given
+    choice = "true" if arguments.resume_from_checkpoint is None else str(arguments.resume_from_checkpoint)
+    return choice.lower() if choice.lower() in ("true", "false") else choice
 
 
 def last_checkpoint(arguments: TrainingArguments) -> str | None:

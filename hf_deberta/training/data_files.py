@@ -27,7 +27,7 @@ from datasets.fingerprint import Hasher
 from datasets.table import MemoryMappedTable
 from transformers.utils import logging
 
-from hf_deberta.training.errors import InputError, RowError, describe, input_errors, name_rows, shorten
+from hf_deberta.training.errors import InputError, RowError, describe, input_errors, name_rows, short_repr
 from hf_deberta.training.text_files import DIALECTS, file_kind, hash_file, read_rows
 
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
@@ -117,7 +117,7 @@ def _as_array(values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Arr
         try:
             datasets.Json().decode_example(text)
         except ValueError as error:
-            raise InputError(f"{shorten(text)} has a number beyond 64 bits: write it as text") from error
+            raise InputError(f"{short_repr(text)} has a number beyond 64 bits: write it as text") from error
     return pyarrow.array(texts, MIXED)
 
 

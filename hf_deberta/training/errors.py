@@ -35,7 +35,7 @@ class InputError(ValueError):
     >>> raise InputError("--num_seeds must be at least 1, not 0")
     """
 
-    names_place = False  # the message begins with the place of the mistake
+    is_located = False  # the message begins with the place of the mistake
 
 
 class RowError(InputError):
@@ -81,13 +81,13 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
     try:
         yield
     except caught as error:
-        is_clear = isinstance(error, InputError) and (error.names_place or place == "")
+        is_clear = isinstance(error, InputError) and (error.is_located or place == "")
         if is_clear or isinstance(error, MemoryError):
             raise
         cause = error.__cause__ if type(error).__name__ in WRAPPERS and error.__cause__ else error
         if isinstance(cause, RowError) and not isinstance(place, str):
             in_file = RowError(cause.problems, place(cause.rows))
-            in_file.names_place, in_file.source = True, place
+            in_file.is_located, in_file.source = True, place
             raise in_file from error
         message = " ".join(str(cause).split()) or type(cause).__name__
         where = place if isinstance(place, str) else place()
@@ -97,7 +97,7 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
         # Transformers' message names the argument of from_pretrained
         message = message.replace("pass the argument `trust_remote_code=True`", "add --trust_remote_code")
         located = InputError(message if where in message else f"{where}: {message}")
-        located.names_place = bool(where)
+        located.is_located = bool(where)
         raise located from error
 
 
@@ -168,7 +168,7 @@ TYPE_NAMES = {
 }  # fmt: skip
 
 
-def shorten(value: object, length: int = 80) -> str:
+def short_repr(value: object, length: int = 80) -> str:
     """Return the repr of a value, cut to `length` characters."""
     text = repr(value)
     return text if len(text) <= length else f"{text[:length]}..."
@@ -176,4 +176,4 @@ def shorten(value: object, length: int = 80) -> str:
 
 def describe(value: object) -> str:
     """Return the value and its type, for a message: "a number, 5"."""
-    return "null" if value is None else f"{TYPE_NAMES.get(type(value), type(value).__name__)}, {shorten(value)}"
+    return "null" if value is None else f"{TYPE_NAMES.get(type(value), type(value).__name__)}, {short_repr(value)}"

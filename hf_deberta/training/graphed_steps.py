@@ -157,15 +157,15 @@ class GraphedSteps:
                 if weight.grad is not None:
                     weight.grad = self.gradients.setdefault(weight, weight.grad)
                     gradients.append((weight, weight.grad))
-            drawn = host_random_states()
+            random_states = host_random_states()
             replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool, self.stream)
-            if host_random_states() != drawn:
+            if host_random_states() != random_states:
                 raise RuntimeError("it draws random numbers on the host")
             graph = Graph(replay, fixed, map_tensors(torch.Tensor.detach, outputs), gradients)
             self._clear_gradients()
             with torch.random.fork_rng(devices):
-                found = self._results(self._replay(graph, inputs))
-            error = max(relative_error(*pair) for pair in zip(found, expected, strict=True))
+                results = self._results(self._replay(graph, inputs))
+            error = max(relative_error(*pair) for pair in zip(results, expected, strict=True))
             if error <= self.tolerance:
                 self.graphs[key] = graph
                 logger.info_once("steps are replayed as CUDA graphs")
@@ -208,7 +208,7 @@ def has_graphs(device: torch.device) -> bool:
 
 
 def wants_graphs(args: TrainingArguments) -> bool:
-    """Return whether graphs are wanted: a Trainer whose arguments have no `cuda_graphs` wants what its class gives."""
+    """Return whether graphs are requested; arguments without `cuda_graphs` request them by their Trainer's class."""
     return getattr(args, "cuda_graphs", "true") == "true"
 
 
@@ -232,12 +232,12 @@ def shape_of(value: Any) -> Any:
     return (value.shape, value.dtype) if torch.is_tensor(value) else value
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest error, relative to the value and to the median of all: some may be masked by huge values."""
-    found, expected = found.detach().float(), expected.detach().float()
+    actual, expected = actual.detach().float(), expected.detach().float()
     size = expected.abs() + expected.abs().median()
-    errors = (found - expected).abs() / size
-    return float(errors.masked_fill(found == expected, 0).max()) if found.numel() else 0.0
+    errors = (actual - expected).abs() / size
+    return float(errors.masked_fill(actual == expected, 0).max()) if actual.numel() else 0.0
 
 
 def host_random_states() -> tuple[Any, ...]:
@@ -284,9 +284,9 @@ class GraphedStepsMixin(RealTokensMixin):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.graphed: dict[Hashable, GraphedSteps] = {}
-        wanted, reason = wants_graphs(self.args), self.reason_against_graphs()
-        self.uses_graphs = wanted and reason is None and has_graphs(self.args.device)
-        if wanted and reason is not None:
+        is_requested, reason = wants_graphs(self.args), self.reason_against_graphs()
+        self.uses_graphs = is_requested and reason is None and has_graphs(self.args.device)
+        if is_requested and reason is not None:
             logger.warning_once(f"steps run without CUDA graphs: {reason}")
         if self.uses_graphs and isinstance(self.data_collator, CountingCollator):
             self.data_collator.round_number = round_up

@@ -94,16 +94,16 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
                 f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of this run: the learning "
                 "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
             )
-        given: Any = self.args.lr_scheduler_kwargs
+        user_kwargs: Any = self.args.lr_scheduler_kwargs
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
             steps = min(math.ceil(num_training_steps / 10), num_training_steps - warmup)
-            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **(given or {})}
+            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **(user_kwargs or {})}
         elif self.args.lr_scheduler_type == SchedulerType.COSINE_WITH_MIN_LR:
-            self.args.lr_scheduler_kwargs = given or {"min_lr_rate": 0.1}
+            self.args.lr_scheduler_kwargs = user_kwargs or {"min_lr_rate": 0.1}
         try:
             return super().create_scheduler(num_training_steps, optimizer)
         finally:
-            self.args.lr_scheduler_kwargs = given
+            self.args.lr_scheduler_kwargs = user_kwargs
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         tied = getattr(self.model, "all_tied_weights_keys", {})

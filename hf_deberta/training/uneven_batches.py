@@ -16,7 +16,7 @@ from transformers.trainer_utils import has_length
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.real_tokens import NUM_REAL_TOKENS
 
-STAND_IN = "is_stand_in"  # key of a batch whose loss does not count
+IS_FILLER = "is_filler"  # key of a batch whose loss does not count
 
 
 class UnevenBatchesMixin(Trainer):
@@ -28,10 +28,10 @@ class UnevenBatchesMixin(Trainer):
     Put it before the other `Trainer` classes.
     """
 
-    stand_in: dict[str, Any] = {}  # the first row of the last batch
+    filler_row: dict[str, Any] = {}  # the first row of the last batch
 
-    def without_repeated_rows(self, inputs: dict[str, Any], rows: int) -> dict[str, Any]:
-        """Return the batch without repeated rows, perhaps with none at all. `rows` is the size of the dataset."""
+    def without_repeated_rows(self, inputs: dict[str, Any], num_rows: int) -> dict[str, Any]:
+        """Return the batch without repeated rows, perhaps with none at all. `num_rows` is the size of the dataset."""
         state, arguments = self.accelerator.gradient_state, self.args
         if (
             arguments.world_size == 1
@@ -41,10 +41,10 @@ class UnevenBatchesMixin(Trainer):
         ):
             return inputs
         size = next(value.shape[0] for value in inputs.values() if torch.is_tensor(value) and value.dim())
-        remainder = rows % (size * arguments.world_size)
+        remainder = num_rows % (size * arguments.world_size)
         if not remainder:
             return inputs
-        self.stand_in = first_rows(inputs, size, 1)
+        self.filler_row = first_rows(inputs, size, 1)
         before = size * arguments.process_index  # rows of the batch that other processes have
         return first_rows(inputs, size, min(max(remainder - before, 0), size))
 
@@ -71,42 +71,42 @@ class UnevenBatchesMixin(Trainer):
 
     def get_batch_samples(self, epoch_iterator: Iterator, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         if has_length(self.train_dataset) and not self.args.dataloader_drop_last:
-            rows = len(self.train_dataset)  # type: ignore[arg-type]
-            epoch_iterator = (self.without_repeated_rows(batch, rows) for batch in epoch_iterator)
+            num_rows = len(self.train_dataset)  # type: ignore[arg-type]
+            epoch_iterator = (self.without_repeated_rows(batch, num_rows) for batch in epoch_iterator)
         return super().get_batch_samples(epoch_iterator, *args, **kwargs)
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        return super().training_step(model, self.with_stand_in(inputs), num_items_in_batch)
+        return super().training_step(model, self.with_filler(inputs), num_items_in_batch)
 
-    def with_stand_in(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Return the stand-in if the batch has no rows, otherwise the batch."""
+    def with_filler(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the filler if the batch has no rows, otherwise the batch."""
         if all(value.shape[:1] != (0,) for value in inputs.values() if torch.is_tensor(value)):
             return inputs
-        return {**inputs, **self.stand_in, STAND_IN: True}
+        return {**inputs, **self.filler_row, IS_FILLER: True}
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if not inputs.get(STAND_IN):
+        if not inputs.get(IS_FILLER):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        inputs = {name: value for name, value in inputs.items() if name != STAND_IN}
+        inputs = {name: value for name, value in inputs.items() if name != IS_FILLER}
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         return (0 * loss, outputs) if return_outputs else 0 * loss
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        rows = self.accelerator.gradient_state.remainder
-        counted = self.without_repeated_rows(inputs, rows) if rows > 0 else inputs
-        if counted is inputs or any(inputs.get(name) is None for name in self.label_names):
+        num_rows = self.accelerator.gradient_state.remainder
+        own_rows = self.without_repeated_rows(inputs, num_rows) if num_rows > 0 else inputs
+        if own_rows is inputs or any(inputs.get(name) is None for name in self.label_names):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         logits = labels = None
         if not prediction_loss_only:
             _, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        counted = self._prepare_inputs(counted)
-        items = self._get_num_items_in_batch([counted], self.args.device)
+        own_rows = self._prepare_inputs(own_rows)
+        items = self._get_num_items_in_batch([own_rows], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, self.with_stand_in(counted), num_items_in_batch=items)
+            loss = self.compute_loss(model, self.with_filler(own_rows), num_items_in_batch=items)
         return self.accelerator.reduce(loss.detach().mean(), "mean"), logits, labels
 
 

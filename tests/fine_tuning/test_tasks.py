@@ -71,7 +71,7 @@ def test_the_task_in_the_table_of_recipes(task, flags, name):
 def test_inputs_are_not_pushed_to_the_hub(tmp_path):
     """--push_to_hub uploads the folder, in which the texts of the rows are not meant to be."""
     task = MultipleChoice(None, ChoiceArguments(), Namespace(push_to_hub=True))
-    task.given = {"test": Dataset.from_dict({"article": ["secret", "text"]})}
+    task.original_rows = {"test": Dataset.from_dict({"article": ["secret", "text"]})}
     task.write_predictions(tmp_path, "test", LabelLogits(np.array([[0.0, 1.0], [1.0, 0.0]]), ("A", "B")))
     assert [(line["index"], line["prediction"]) for line in read_predicted_rows(tmp_path, "predictions")] == [
         (0, "B"),

@@ -72,7 +72,7 @@ def test_metrics_are_those_of_the_split(tmp_path):
     scored, written = [], []
 
     class Counting(Task):
-        def predicted(self, split, outputs, inputs):
+        def read_outputs(self, split, outputs, inputs):
             return len(outputs)
 
         def metrics(self, split, predicted):

@@ -21,7 +21,7 @@ def test_operations_of_a_forward_pass(fields):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(ids)
     counted = counter.get_total_flops()
-    ours = training_operations(config, tokens=128, context_length=32, predicted=128) / 3
+    ours = training_operations(config, tokens=128, context_length=32, predictions=128) / 3
     if fields.get("relative_attention", True):
         assert 0.8 * counted < ours <= counted
     else:

@@ -82,9 +82,9 @@ def read_as(value: Any, shape: Any, place: str = "") -> Any:
         value = int(value)  # a float in another row makes floats of all
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = {**TYPE_NAMES, int: "a whole number"}
-        given = "null or missing" if value is None else describe(value)
+        actual = "null or missing" if value is None else describe(value)
         expected = " or ".join(dict.fromkeys(names[kind] for kind in kinds))
-        raise InputError(f"{place or 'the row'} must be {expected}, not {given}")
+        raise InputError(f"{place or 'the row'} must be {expected}, not {actual}")
     content: Any = value
     if isinstance(shape, list):
         return [read_as(item, shape[0], f"{place}[{index}]") for index, item in enumerate(content)]

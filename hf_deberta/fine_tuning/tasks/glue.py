@@ -54,7 +54,7 @@ from hf_deberta.fine_tuning.tasks.submission import submission_command, write_pr
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import Source, csv_text, require_columns
-from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows, shorten
+from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows, short_repr
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
@@ -68,7 +68,6 @@ MAX_SHARE_OF_ODD_LABELS = 0.1  # of labels that are no numbers, in a column of n
 NAMES_SHOWN = 10  # in messages that list columns or labels
 LABEL_HINT = ": name the column of labels with --label_column_name"
 TEXT_HINT = ": rename columns, or name the text columns of your own rows with --text_column_names"
-shortened = partial(shorten, length=100)  # values in messages
 
 logger = logging.get_logger(__name__)
 
@@ -269,7 +268,7 @@ def _is_label_list(feature: Any) -> bool:
 def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int) -> None:
     """Require enough labels to train on; warn of very many."""
     if len(labels) < minimum:
-        present = f"only the label {shortened(labels[0])}" if labels else "no labels"
+        present = f"only the label {short_repr(labels[0])}" if labels else "no labels"
         raise InputError(
             f"the {rows} train rows have {present} in the column {column!r}: training needs "
             f"{'two labels' if minimum == 2 else 'a label'} or more"
@@ -301,7 +300,7 @@ def require_text_columns(rows: Dataset, columns: Sequence[str], source: Source, 
         feature = rows.features[name]
         if not isinstance(feature, Value | ClassLabel) or "binary" in feature.dtype:
             raise InputError(
-                f"the {source.split} rows have {shortened(rows[0][name])} in row 1 of the column {name!r}, which must "
+                f"the {source.split} rows have {short_repr(rows[0][name])} in row 1 of the column {name!r}, which must "
                 "hold text"
             )
         blank = [row for row, text in enumerate(rows[name][:]) if text is None or not str(text).strip()]
@@ -317,11 +316,11 @@ def require_label_format(rows: Dataset, column: str, split: str, multi_label: bo
     if multi_label and not _is_label_list(feature) and getattr(feature, "dtype", None) != "null":
         raise InputError(
             f"each row needs a list of labels in a multi-label task; the {split} rows have "
-            f"{shortened(rows[0][column])} in row 1 of the column {column!r}. Write a list even for one label or none"
+            f"{short_repr(rows[0][column])} in row 1 of the column {column!r}. Write a list even for one label or none"
         )
     if not multi_label and not isinstance(feature, Value | ClassLabel):
         raise InputError(
-            f"each row needs one label, a number or a name; the {split} rows have {shortened(rows[0][column])} in row "
+            f"each row needs one label, a number or a name; the {split} rows have {short_repr(rows[0][column])} in row "
             f"1 of the column {column!r}. For multi-label classification, use lists of names or integers, without "
             "--task_name and --do_regression"
         )
@@ -342,7 +341,7 @@ def require_names_or_numbers(rows: Dataset, column: str) -> None:
     labels = rows[column][:]
     odd = {row: label for row, label in enumerate(labels) if not isfinite(_as_number(label))}
     if 0 < len(odd) <= MAX_SHARE_OF_ODD_LABELS * len(labels):
-        values = listed(sorted(set(map(shortened, odd.values()))))
+        values = listed(sorted(set(map(short_repr, odd.values()))))
         raise InputError(  # no RowError: without these rows, numbers would still be names
             f"{name_rows([row + 1 for row in odd])}: {values} in the column {column!r}, and all others are numbers: "
             "correct it, or remove these rows; if numbers are classes, add --do_regression false"
@@ -399,7 +398,7 @@ def label_indices(
         for label in [] if no_label else value if multi_label else [value]:
             index = None if _is_missing(label) else index_of(label)
             if index is None:
-                unknown[row] = shortened(feature.names[label] if by_name else label)
+                unknown[row] = short_repr(feature.names[label] if by_name else label)
             else:
                 numbers[-1].append(index)
     if unknown:
@@ -451,7 +450,7 @@ def read_numbers(rows: Dataset, column: str) -> np.ndarray:
     numbers = list(map(_as_number, rows[column][:]))
     odd = {row: rows[row][column] for row, number in enumerate(numbers) if not isfinite(number)}
     if odd:
-        values = listed(sorted(set(map(shortened, odd.values()))))
+        values = listed(sorted(set(map(short_repr, odd.values()))))
         text = f"{values} in the column {column!r}, but the labels of a regression are numbers"
         raise RowError(dict.fromkeys(odd, text))
     return np.array(numbers)
@@ -469,9 +468,9 @@ def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
 # 5. Prediction files
 
 
-def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predicted: LabelLogits) -> None:
+def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predictions: LabelLogits) -> None:
     """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
-    best = predicted.best()
+    best = predictions.best()
     if task.labels is None:
         printed = [f"{value:.3f}" for value in best]
         submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in best]
@@ -563,25 +562,25 @@ class Classification(Task):
         warn_of_truncation(inputs, split, length)
         return inputs
 
-    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
         logits = logits_of(outputs)
         values = logits[:, 0] if self.labels is None else logits
         return LabelLogits(values, self.model_labels, self.task.multi_label)
 
-    def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
+    def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
         """Return the task's metrics. Classes are numbered as the task does, because F1 is that of class 1."""
         targets, compute = self.targets(split), partial(compute_metric, "glue", self.task.metric)
-        if self.labels is None or predicted.labels is None:
-            return compute(predictions=predicted.values, references=targets)
+        if self.labels is None or predictions.labels is None:
+            return compute(predictions=predictions.values, references=targets)
         if self.task.multi_label:
-            order = [predicted.labels.index(label) for label in self.labels]
-            return compute(predictions=(predicted.values[:, order] > 0).astype(int), references=targets.astype(int))
+            order = [predictions.labels.index(label) for label in self.labels]
+            return compute(predictions=(predictions.values[:, order] > 0).astype(int), references=targets.astype(int))
         labelled = targets >= 0
-        numbers = predicted.numbers(self.labels)
+        numbers = predictions.numbers(self.labels)
         return compute(predictions=numbers[labelled], references=targets[labelled], num_labels=len(self.labels))
 
-    def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
-        write_glue_predictions(folder, self.task, self.name_of(split), split, predicted)
+    def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
+        write_glue_predictions(folder, self.task, self.name_of(split), split, predictions)
 
     def name_of(self, split: str) -> str:
         """Return the part of file names that stands for a test split: mnli, mnli_mismatched, own."""

@@ -490,11 +490,11 @@ def labels_of_words(
 
 
 def write_conll_predictions(
-    path: str | Path, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]
+    path: str | Path, sentences: Sequence[Sentence], predictions: Sequence[Sequence[str]]
 ) -> None:
     """Write CoNLL columns with word, label (if there is one) and prediction, spaces as _, as `conlleval` reads them."""
     last_document, lines = None, []
-    for sentence, tags in zip(sentences, predicted, strict=True):
+    for sentence, tags in zip(sentences, predictions, strict=True):
         columns = [sentence.words, tags] if sentence.tags is None else [sentence.words, sentence.tags, tags]
         if sentence.document != last_document:
             lines += [" ".join([DOCUMENT_START] + ["O"] * (len(columns) - 1)), ""]
@@ -561,7 +561,7 @@ class NamedEntities(Task):
             numbers = numbers_of_sentences(splits[split], self.data_args.text_column_name)
             with input_errors(self.sources[split]):
                 require_known_labels(split_sentences, self.labels, numbers)
-            self.given[split] = splits[split].select(numbers)
+            self.original_rows[split] = splits[split].select(numbers)
             words = sum(len(sentence.words) for sentence in split_sentences)
             logger.info(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
         self.choose_context(sentence for group in sentences.values() for sentence in group)
@@ -592,19 +592,19 @@ class NamedEntities(Task):
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         return encode_windows(self.rows[split], split, tokenizer, self.labels or (), length, self.data_args)
 
-    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> WordLabels:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> WordLabels:
         return labels_of_words(outputs[0], outputs[1], inputs, self.rows[split], self.labels or ())
 
-    def metrics(self, split: str, predicted: WordLabels) -> dict[str, float]:
+    def metrics(self, split: str, predictions: WordLabels) -> dict[str, float]:
         gold = [sentence.tags or [] for sentence in self.rows[split]]
         by_type = self.data_args.return_entity_level_metrics
-        return compute_metric("named_entities", predictions=predicted.labels, references=gold, by_type=by_type)
+        return compute_metric("named_entities", predictions=predictions.labels, references=gold, by_type=by_type)
 
-    def predicted_columns(self, split: str, predicted: WordLabels) -> dict[str, list]:
-        return {"prediction": predicted.labels, "probability": predicted.probabilities}
+    def prediction_columns(self, split: str, predictions: WordLabels) -> dict[str, list]:
+        return {"prediction": predictions.labels, "probability": predictions.probabilities}
 
-    def write(self, folder: Path, split: str, predicted: WordLabels) -> None:
-        write_conll_predictions(folder / f"predictions_{split}.txt", self.rows[split], predicted.labels)
+    def write(self, folder: Path, split: str, predictions: WordLabels) -> None:
+        write_conll_predictions(folder / f"predictions_{split}.txt", self.rows[split], predictions.labels)
 
 
 def main() -> None:

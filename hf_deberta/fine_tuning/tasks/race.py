@@ -333,8 +333,8 @@ class MultipleChoice(Task):
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         rows = {}
         for split, raw in require_plain_splits(splits).items():
-            self.given[split], source = flatten_articles(raw, self.sources[split])
-            rows[split] = choice_rows(self.given[split], source, split != "test", self.data_args.fill_blanks)
+            self.original_rows[split], source = flatten_articles(raw, self.sources[split])
+            rows[split] = choice_rows(self.original_rows[split], source, split != "test", self.data_args.fill_blanks)
         return rows
 
     def config_fields(self) -> dict[str, Any]:
@@ -347,12 +347,12 @@ class MultipleChoice(Task):
         """Return the names of the choices: A, B, ..."""
         return tuple(LETTERS[: len(self.rows[split][0]["choices"])])
 
-    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
         return LabelLogits(logits_of(outputs), self.letters(split))
 
-    def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
+    def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
         """Return the accuracy, also by level of RACE."""
-        best, rows = predicted.values.argmax(-1), self.rows[split]
+        best, rows = predictions.values.argmax(-1), self.rows[split]
         return compute_metric(
             "multiple_choice", "race", predictions=best, references=rows["label"][:], ids=rows["id"][:]
         )
@@ -360,11 +360,11 @@ class MultipleChoice(Task):
     def predictions_name(self, split: str) -> str:
         return "predictions"
 
-    def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
+    def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
         """Write predict_results.txt and the submission of aNLI, in the order of the rows."""
-        write_prediction_table(folder / "predict_results.txt", predicted.best())
+        write_prediction_table(folder / "predict_results.txt", predictions.best())
         if self.data_args.task_name == "anli":
-            write_lines(folder / "anli.lst", [str(number + 1) for number in predicted.values.argmax(-1).tolist()])
+            write_lines(folder / "anli.lst", [str(number + 1) for number in predictions.values.argmax(-1).tolist()])
 
 
 def main() -> None:

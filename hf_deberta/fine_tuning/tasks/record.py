@@ -279,25 +279,25 @@ class Record(Task):
         rows, options = self.rows[split], self.data_args.map_options(f"tokenizing {split}")
         return encode_questions(rows, split, tokenizer, length, self.data_args.doc_stride, options)
 
-    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> RankedEntities:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> RankedEntities:
         return rank_entities(logits_of(outputs), inputs, self.rows[split])
 
-    def metrics(self, split: str, predicted: RankedEntities) -> dict[str, float]:
+    def metrics(self, split: str, predictions: RankedEntities) -> dict[str, float]:
         rows = self.rows[split]
-        return record_scores(dict(enumerate(best_entities(predicted, rows))), dict(enumerate(rows["answers"])))
+        return record_scores(dict(enumerate(best_entities(predictions, rows))), dict(enumerate(rows["answers"])))
 
-    def predicted_columns(self, split: str, predicted: RankedEntities) -> dict[str, list]:
+    def prediction_columns(self, split: str, predictions: RankedEntities) -> dict[str, list]:
         """Return the best entity, and up to five with their scores."""
-        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
-        return {"prediction": best_entities(predicted, self.rows[split]), "best_entities": top}
+        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predictions]
+        return {"prediction": best_entities(predictions, self.rows[split]), "best_entities": top}
 
     def predictions_name(self, split: str) -> str:
         return "predictions_record"
 
-    def write(self, folder: Path, split: str, predicted: RankedEntities) -> None:
+    def write(self, folder: Path, split: str, predictions: RankedEntities) -> None:
         """Write the file of a submission."""
         rows = self.rows[split]
         idx = rows["idx"] if "idx" in rows.column_names else range(len(rows))
         queries = [number["query"] if isinstance(number, dict) else number for number in idx]
-        answers = zip(queries, best_entities(predicted, rows), strict=True)
+        answers = zip(queries, best_entities(predictions, rows), strict=True)
         write_json_lines(folder / "ReCoRD.jsonl", [{"idx": query, "label": answer} for query, answer in answers])

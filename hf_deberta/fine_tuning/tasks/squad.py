@@ -46,7 +46,7 @@ from hf_deberta.metrics.squad import squad_scores
 from hf_deberta.metrics.squad_v2 import squad_v2_scores
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, cache_rows, read_table, require_columns, require_texts
-from hf_deberta.training.errors import InputError, input_errors, shorten
+from hf_deberta.training.errors import InputError, input_errors, short_repr
 from hf_deberta.training.text_files import DIALECTS, file_kind, json_objects, read_json
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
@@ -180,7 +180,7 @@ def _answers_by_column(answers: Any) -> dict[str, list]:
     if isinstance(answers, dict):
         columns = read_as(answers, {"text": list, "answer_start": list}, "answers")
         if len(columns["text"]) != len(columns["answer_start"]):
-            raise InputError(f"answers must hold as many text as answer_start, not {shorten(answers)}")
+            raise InputError(f"answers must hold as many text as answer_start, not {short_repr(answers)}")
         answers = [dict(zip(columns, pair, strict=True)) for pair in zip(*columns.values(), strict=True)]
     answers = [answer for answer in read_as(answers or [], OFFICIAL_ANSWERS, "answers") if answer["text"]]
     for start in (answer["answer_start"] for answer in answers):
@@ -208,7 +208,7 @@ class Squad(Task):
         return "squad" if name == "own" else name
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        self.given = require_plain_splits(splits)
+        self.original_rows = require_plain_splits(splits)
         rows = {split: squad_rows(raw, self.sources[split], split != "test") for split, raw in splits.items()}
         data_args = self.data_args
         if data_args.version_2_with_negative is None:
@@ -235,7 +235,7 @@ class Squad(Task):
         encode = encoder.training_features if split == "train" else encoder.evaluation_features
         return encode(self.rows[split], self.data_args.map_options(f"tokenizing {split}"))
 
-    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> PredictedAnswers:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> PredictedAnswers:
         start_logits, end_logits, *_ = outputs
         return find_answers(
             self.rows[split],
@@ -248,18 +248,20 @@ class Squad(Task):
             null_score_diff_threshold=self.data_args.null_score_diff_threshold,
         )
 
-    def metrics(self, split: str, predicted: PredictedAnswers) -> dict[str, float]:
+    def metrics(self, split: str, predictions: PredictedAnswers) -> dict[str, float]:
         rows = self.rows[split]
         golds = {x: answers["text"] for x, answers in zip(rows["id"], rows["answers"], strict=True)}
         if self.metric == "squad":
-            return squad_scores(predicted.texts, golds)
-        return squad_v2_scores(predicted.texts, golds, predicted.null_odds, self.data_args.null_score_diff_threshold)
+            return squad_scores(predictions.texts, golds)
+        return squad_v2_scores(
+            predictions.texts, golds, predictions.null_odds, self.data_args.null_score_diff_threshold
+        )
 
-    def predicted_columns(self, split: str, predicted: PredictedAnswers) -> dict[str, list]:
-        return {"prediction": [*predicted.predictions.values()], "probability": predicted.probabilities()}
+    def prediction_columns(self, split: str, predictions: PredictedAnswers) -> dict[str, list]:
+        return {"prediction": [*predictions.predictions.values()], "probability": predictions.probabilities()}
 
-    def write(self, folder: Path, split: str, predicted: PredictedAnswers) -> None:
-        predicted.write(folder, "predict_" if split == "test" else "eval_")
+    def write(self, folder: Path, split: str, predictions: PredictedAnswers) -> None:
+        predictions.write(folder, "predict_" if split == "test" else "eval_")
 
 
 def main() -> None:

@@ -36,20 +36,20 @@ def as_json(value: Any) -> str:
         return json.dumps(without, ensure_ascii=False)
 
 
-def write_predicted_rows(path: Path, rows: Dataset, predicted: Mapping[str, Sequence[Any]]) -> None:
+def write_predicted_rows(path: Path, rows: Dataset, predictions: Mapping[str, Sequence[Any]]) -> None:
     """Write PATH.jsonl and PATH.csv: the columns of each row, then what was predicted for it.
 
     In the csv, `probabilities` is a column `probability_LABEL` for each label, and other lists and objects are JSON. A
     column of the rows that has the name of one of ours is `input_NAME` in both files.
     """
-    labels = list(predicted["probabilities"][0]) if "probabilities" in predicted else []
+    labels = list(predictions["probabilities"][0]) if "probabilities" in predictions else []
     of_labels = [f"probability_{label}" for label in labels]
-    rows = rows.rename_columns(input_names(rows.column_names, {*predicted, *of_labels}))
-    columns = [name for name in (*rows.column_names, *predicted) if not labels or name != "probabilities"]
+    rows = rows.rename_columns(input_names(rows.column_names, {*predictions, *of_labels}))
+    columns = [name for name in (*rows.column_names, *predictions) if not labels or name != "probabilities"]
 
     def lines() -> Iterable[dict[str, Any]]:
-        for row, *values in zip(rows, *predicted.values(), strict=True):
-            yield {**row, **dict(zip(predicted, values, strict=True))}
+        for row, *values in zip(rows, *predictions.values(), strict=True):
+            yield {**row, **dict(zip(predictions, values, strict=True))}
 
     write_json_lines(path.with_name(f"{path.name}.jsonl"), lines())
     with (
@@ -63,13 +63,13 @@ def write_predicted_rows(path: Path, rows: Dataset, predicted: Mapping[str, Sequ
             writer.writerow([*cells, *(line["probabilities"][label] for label in labels)])
 
 
-def input_names(columns: Sequence[str], taken: set[str]) -> dict[str, str]:
-    """Return new names for the columns that have a name of `taken`: input_NAME, or input_input_NAME, ..."""
+def input_names(columns: Sequence[str], reserved: set[str]) -> dict[str, str]:
+    """Return new names for the columns that have a name of `reserved`: input_NAME, or input_input_NAME, ..."""
     names = {}
     for column in columns:
-        if column in taken:
+        if column in reserved:
             name = f"input_{column}"
-            while name in taken or name in columns:
+            while name in reserved or name in columns:
                 name = f"input_{name}"
             names[column] = name
     return names

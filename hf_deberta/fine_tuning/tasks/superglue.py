@@ -366,12 +366,12 @@ def _gender_pairs(rows: Dataset) -> list[str]:
 # 5. Prediction files
 
 
-def write_superglue_predictions(folder: Path, name: str, rows: Dataset, predicted: LabelLogits) -> None:
+def write_superglue_predictions(folder: Path, name: str, rows: Dataset, predictions: LabelLogits) -> None:
     """Write the file of a submission."""
     idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     task = TASKS[name]
     submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
-    answers = [submitted[label] for label in predicted.best()]
+    answers = [submitted[label] for label in predictions.best()]
     submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
     if name == "multirc":
         submission = list(_nest_multirc_answers(submission))
@@ -453,16 +453,16 @@ class SuperGlue(Task):
         )
         return encode_split(rows, numbers, split, self.name_of(split), tokenizer, length, self.model_labels, options)
 
-    def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
-        name, best = self.name_of(split), predicted.numbers(self.task.labels)
+    def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
+        name, best = self.name_of(split), predictions.numbers(self.task.labels)
         inputs = metric_inputs(name, self.rows[split], self.targets_of_split[split], best)
         return compute_metric("super_glue", name, **inputs)
 
     def predictions_name(self, split: str) -> str:
         return f"predictions_{self.name_of(split)}"
 
-    def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
-        write_superglue_predictions(folder, self.name_of(split), self.rows[split], predicted)
+    def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
+        write_superglue_predictions(folder, self.name_of(split), self.rows[split], predictions)
 
 
 def main() -> None:

@@ -194,6 +194,6 @@ def test_files(tmp_path):
     ranked = [[("Bob", -0.1), ("Rome", -2.0)], []]
     task.write(tmp_path, "test", ranked)
     assert read_json_lines(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]
-    columns = task.predicted_columns("test", ranked)
+    columns = task.prediction_columns("test", ranked)
     assert columns["prediction"] == ["Bob", "Ann Lee"]
     assert [entity["text"] for entity in columns["best_entities"][0]] == ["Bob", "Rome"]
