@@ -290,15 +290,6 @@ class PredictedAnswers(NamedTuple):
     null_odds: dict[str, float]
     texts: dict[str, str]
 
-    def add(
-        self, row_id: str, text: str, nbest: list[dict[str, Any]], null_odds: float | None, threshold: float
-    ) -> None:
-        """Add a question with its best span, and, in SQuAD 2.0, its null odds."""
-        self.texts[row_id], self.nbest[row_id] = text, nbest
-        if null_odds is not None:
-            self.null_odds[row_id] = null_odds
-        self.predictions[row_id] = "" if null_odds is not None and null_odds > threshold else text
-
     def probabilities(self) -> list[float]:
         """Return the probability of each predicted answer, the sum over the spans with its text."""
         return [
@@ -350,11 +341,14 @@ def find_answers(
     candidates = rank_spans(features, len(rows), start_logits, end_logits, n_best_size, max_answer_length)
     answers = PredictedAnswers({}, {}, {}, {})
     for row_id, context, (ranked, null) in zip(rows["id"], rows["context"], candidates, strict=True):
-        best, null_odds = context[ranked[0].start : ranked[0].end] if ranked else "", None
+        best = context[ranked[0].start : ranked[0].end] if ranked else ""
+        answers.texts[row_id] = answers.predictions[row_id] = best
         if version_2:
-            null_odds = null.score - ranked[0].score if ranked else NO_SPAN_NULL_ODDS
+            answers.null_odds[row_id] = null.score - ranked[0].score if ranked else NO_SPAN_NULL_ODDS
+            if answers.null_odds[row_id] > null_score_diff_threshold:
+                answers.predictions[row_id] = ""
             ranked = sorted([*ranked, null], key=lambda span: span.score, reverse=True)
-        nbest = [
+        answers.nbest[row_id] = [
             {
                 "text": context[span.start : span.end],
                 "probability": probability,
@@ -363,7 +357,6 @@ def find_answers(
             }
             for span, probability in zip(ranked, span_probabilities(ranked), strict=True)
         ]
-        answers.add(row_id, best, nbest, null_odds, null_score_diff_threshold)
     return answers
 
 

@@ -34,15 +34,6 @@ def perplexity_of_documents(
     }
 
 
-def strided_perplexity(model: PreTrainedModel, ids: torch.Tensor, length: int, stride: int) -> float:
-    """Return exp of the mean loss over a sequence of tokens [T], see `strided_loss`.
-
-    >>> strided_perplexity(model, tokenizer(text, return_tensors="pt").input_ids[0], length=512, stride=256)
-    """
-    total, scored = strided_loss(model, ids, length, stride)
-    return math.exp(total / scored)
-
-
 @torch.no_grad()
 def strided_loss(model: PreTrainedModel, ids: torch.Tensor, length: int, stride: int) -> tuple[float, int]:
     """Return the sum of the losses over a sequence of tokens [T], and how many of them are scored.

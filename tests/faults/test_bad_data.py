@@ -28,6 +28,7 @@ from hf_deberta.demos.ner import conll_text
 from hf_deberta.demos.race import location_rows
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue, ner, race, record, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
@@ -121,15 +122,19 @@ def use_ner(path: Path, tokenizer: Any) -> Dataset:
     ner.require_known_labels(parsed, labels, range(len(parsed)))
     loaded = copy.deepcopy(tokenizer)
     loaded.add_prefix_space = True
-    return ner.encode_windows(parsed, "train", loaded, labels, 64, args)
+    task = ner.NamedEntities(None, args, None)
+    task.rows, task.labels = {"train": parsed}, tuple(labels)
+    return task.encode("train", loaded, 64)
 
 
 def use_superglue(name: str) -> Callable:
     def use(path: Path, tokenizer: Any) -> Dataset:
         rows, source = superglue.flatten_split(*read_one(path), name)
+        task = superglue.SuperGlue(ModelArguments(demo=True), superglue.SuperGlueArguments(task_name=name), None)
         with input_errors(source):
-            numbers = superglue.label_numbers(rows, source, name)
-        return superglue.encode_split(rows, numbers, "train", name, tokenizer, 8192)
+            task.targets_of_split = {"train": superglue.label_numbers(rows, source, name)}
+        task.rows, task.model_labels = {"train": rows}, task.labels
+        return task.encode("train", tokenizer, 8192)
 
     return use
 

@@ -8,6 +8,7 @@ from datasets import Dataset
 
 from hf_deberta.fine_tuning import splits
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
+from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
@@ -30,11 +31,13 @@ def test_gzipped(tmp_path):
 def test_inputs_that_other_code_has_made_are_not_used(tmp_path, monkeypatch):
     """The text of WiC's inputs comes from a function of the package, of which datasets hashes the name alone."""
     file = write(tmp_path / "rows.jsonl", [{**dict.fromkeys(superglue.WIC_COLUMNS, "a"), "start1": 0, "end1": 1}])
+    task = superglue.SuperGlue(ModelArguments(demo=True), superglue.SuperGlueArguments(task_name="wic"), None)
+    task.targets_of_split, task.model_labels = {"train": None}, None
     tokenizer = train_tokenizer(["a b c * :"] * 20, 300, "bpe")
 
     def encode():
-        rows = read_splits(DataArguments(train_file=file))[0]["train"]
-        return tokenizer.decode(superglue.encode_split(rows, None, "train", "wic", tokenizer, 32)["input_ids"][0])
+        task.rows = read_splits(DataArguments(train_file=file))[0]
+        return tokenizer.decode(task.encode("train", tokenizer, 32)["input_ids"][0])
 
     monkeypatch.setattr(superglue.mark_spans, "__code__", (lambda text, spans: "b").__code__)
     assert "b" in encode()

@@ -465,26 +465,7 @@ def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
         )
 
 
-# 5. Prediction files
-
-
-def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predictions: LabelLogits) -> None:
-    """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
-    best = predictions.best()
-    if task.labels is None:
-        printed = [f"{value:.3f}" for value in best]
-        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in best]
-    elif task.multi_label:
-        submitted = printed = [", ".join(names) for names in best]
-    else:
-        printed = best
-        submitted = best if task.submits_names else [str(task.labels.index(label)) for label in best]
-    write_prediction_table(folder / f"predict_results_{name}.txt", printed)
-    if split in task.submission_files:
-        write_prediction_table(folder / task.submission_files[split], submitted)
-
-
-# 6. The task
+# 5. The task
 
 
 class Classification(Task):
@@ -580,7 +561,19 @@ class Classification(Task):
         return compute(predictions=numbers[labelled], references=targets[labelled], num_labels=len(self.labels))
 
     def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
-        write_glue_predictions(folder, self.task, self.name_of(split), split, predictions)
+        """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
+        best, task = predictions.best(), self.task
+        if task.labels is None:
+            printed = [f"{value:.3f}" for value in best]
+            submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in best]
+        elif task.multi_label:
+            submitted = printed = [", ".join(names) for names in best]
+        else:
+            printed = best
+            submitted = best if task.submits_names else [str(task.labels.index(label)) for label in best]
+        write_prediction_table(folder / f"predict_results_{self.name_of(split)}.txt", printed)
+        if split in task.submission_files:
+            write_prediction_table(folder / task.submission_files[split], submitted)
 
     def name_of(self, split: str) -> str:
         """Return the part of file names that stands for a test split: mnli, mnli_mismatched, own."""

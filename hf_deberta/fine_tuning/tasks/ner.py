@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -59,7 +59,6 @@ from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.text_files import read_lines
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
-CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
 
@@ -79,7 +78,7 @@ class NerArguments(DataArguments):
     label_column_name: str = flag("ner_tags", "Column with the lists of their labels.")
     label_all_tokens: bool = flag(False, "Label every token of a word, not only the first.")
     return_entity_level_metrics: bool = free_flag(False, "Report the metrics of each entity type too.")
-    document_context: str | None = flag(
+    document_context: Literal["none", "merged", "around"] | None = flag(
         None,
         "What a sentence sees of its document. none; merged: as many sentences as fit share an input, as "
         "in the official code for CoNLL-2003; around: neighbouring words on both sides, without labels. By "
@@ -88,11 +87,6 @@ class NerArguments(DataArguments):
     token_classifier: str | None = flag(
         None, "Classifier: linear, or projection, the official one with a dense layer before it."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.document_context not in (None, *CONTEXTS):
-            raise InputError(f"--document_context must be one of {', '.join(CONTEXTS)}, not {self.document_context!r}")
 
 
 # 2. Sentences
@@ -433,29 +427,6 @@ def _add_context(lengths: Sequence[int], part: tuple[int, int], lower: int, uppe
     return start, end
 
 
-def encode_windows(
-    sentences: list[Sentence],
-    split: str,
-    tokenizer: PreTrainedTokenizerBase,
-    labels: tuple[str, ...],
-    length: int,
-    data_args: NerArguments,
-) -> Dataset:
-    """Model inputs of at most `length` tokens."""
-    context = data_args.document_context or "none"
-    rows = Dataset.from_list(list(group_sentences(sentences, context)))
-
-    def encode_batch(batch: dict[str, list]) -> dict[str, list]:
-        return encode_sentences(batch, tokenizer, labels, length, context, data_args.label_all_tokens)
-
-    options = data_args.map_options(f"tokenizing {split}")
-    inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
-    partial = sum(inputs["is_partial"])
-    if partial:
-        logger.info(f"{split}: sentences longer than --max_seq_length {length} were split into {partial:,} windows")
-    return inputs
-
-
 # 5. Predictions
 
 
@@ -590,7 +561,19 @@ class NamedEntities(Task):
         return label_fields(self.labels or ()) | ({} if kind is None else {"token_classifier": kind})
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        return encode_windows(self.rows[split], split, tokenizer, self.labels or (), length, self.data_args)
+        data_args, labels = self.data_args, self.labels or ()
+        context, all_tokens = data_args.document_context or "none", data_args.label_all_tokens
+        rows = Dataset.from_list(list(group_sentences(self.rows[split], context)))
+
+        def encode_batch(batch: dict[str, list]) -> dict[str, list]:
+            return encode_sentences(batch, tokenizer, labels, length, context, all_tokens)
+
+        options = data_args.map_options(f"tokenizing {split}")
+        inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
+        partial = sum(inputs["is_partial"])
+        if partial:
+            logger.info(f"{split}: {partial:,} windows are parts of sentences longer than --max_seq_length {length}")
+        return inputs
 
     def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> WordLabels:
         return labels_of_words(outputs[0], outputs[1], inputs, self.rows[split], self.labels or ())

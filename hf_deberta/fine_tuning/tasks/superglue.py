@@ -35,7 +35,7 @@ prediction and probabilities (ReCoRD: the best entities), and the file of a Supe
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -250,46 +250,6 @@ def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, 
 # 3. Model inputs
 
 
-def encode_split(
-    rows: Dataset,
-    numbers: np.ndarray | None,
-    split: str,
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    labels: Sequence[str] | None = None,
-    map_options: dict[str, Any] | None = None,
-) -> Dataset:
-    """Return the inputs of a sequence classifier, or for COPA of a multiple choice model.
-
-    Args:
-        rows: of `flatten_split`.
-        numbers: of `label_numbers`.
-        labels: label names in the model's order; by default the task's.
-    """
-    task = TASKS[name]
-    if numbers is not None:
-        model_index = np.array([(labels or task.labels).index(label) for label in task.labels])
-        numbers = np.where(numbers >= 0, model_index[numbers], IGNORED)
-
-    def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        columns = (map(csv_text, batch[x]) if x in TEXT_COLUMNS else batch[x] for x in task.columns)
-        pairs = [pair for values in zip(*columns, strict=True) for pair in text_pairs(name, *values)]
-        texts = [first for first, _ in pairs], [second for _, second in pairs]
-        inputs = dict(tokenizer(*texts, truncation=True, max_length=max_length))
-        if task.two_choices:
-            inputs = {key: list(zip(values[::2], values[1::2], strict=True)) for key, values in inputs.items()}
-        if numbers is not None:
-            inputs["labels"] = numbers[indices].tolist()
-        return inputs
-
-    options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
-    inputs = rows.map(encode_batch, with_indices=True, **options)
-    if not task.two_choices:
-        warn_of_truncation(inputs, split, max_length)
-    return inputs
-
-
 def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
     """Return the texts of each input of a row, from the values of the task's columns: two for COPA, otherwise one."""
     match name:
@@ -363,21 +323,6 @@ def _gender_pairs(rows: Dataset) -> list[str]:
     return [GENDERED_WORDS.sub("_", "\n".join(pair)).lower() for pair in texts]
 
 
-# 5. Prediction files
-
-
-def write_superglue_predictions(folder: Path, name: str, rows: Dataset, predictions: LabelLogits) -> None:
-    """Write the file of a submission."""
-    idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
-    task = TASKS[name]
-    submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
-    answers = [submitted[label] for label in predictions.best()]
-    submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
-    if name == "multirc":
-        submission = list(_nest_multirc_answers(submission))
-    write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
-
-
 def _nest_multirc_answers(submission: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the predictions by paragraph and question, as a submission has them."""
     paragraphs: dict[int, dict[int, list]] = {}
@@ -390,7 +335,7 @@ def _nest_multirc_answers(submission: list[dict[str, Any]]) -> Iterator[dict[str
         yield {"idx": paragraph, "passage": {"questions": nested}}
 
 
-# 6. The task
+# 5. The task
 
 
 class SuperGlue(Task):
@@ -446,12 +391,28 @@ class SuperGlue(Task):
         return {} if self.task.two_choices else super().config_fields()
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        rows, numbers, options = (
-            self.rows[split],
-            self.targets(split),
-            self.data_args.map_options(f"tokenizing {split}"),
-        )
-        return encode_split(rows, numbers, split, self.name_of(split), tokenizer, length, self.model_labels, options)
+        """Return the inputs of a sequence classifier, or for COPA of a multiple choice model."""
+        rows, numbers, task, name = self.rows[split], self.targets_of_split[split], self.task, self.name_of(split)
+        if numbers is not None:
+            model_numbers = np.array([*map((self.model_labels or ()).index, task.labels), IGNORED])
+            numbers = model_numbers[numbers]  # -1, a missing label, is the last
+
+        def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+            columns = (map(csv_text, batch[x]) if x in TEXT_COLUMNS else batch[x] for x in TASKS[name].columns)
+            pairs = [pair for values in zip(*columns, strict=True) for pair in text_pairs(name, *values)]
+            texts = [first for first, _ in pairs], [second for _, second in pairs]
+            inputs = dict(tokenizer(*texts, truncation=True, max_length=length))
+            if task.two_choices:
+                inputs = {key: list(zip(values[::2], values[1::2], strict=True)) for key, values in inputs.items()}
+            if numbers is not None:
+                inputs["labels"] = numbers[indices].tolist()
+            return inputs
+
+        options = self.data_args.map_options(f"tokenizing {split}")
+        inputs = rows.map(encode_batch, with_indices=True, remove_columns=rows.column_names, **options)
+        if not task.two_choices:
+            warn_of_truncation(inputs, split, length)
+        return inputs
 
     def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
         name, best = self.name_of(split), predictions.numbers(self.task.labels)
@@ -462,7 +423,15 @@ class SuperGlue(Task):
         return f"predictions_{self.name_of(split)}"
 
     def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
-        write_superglue_predictions(folder, self.name_of(split), self.rows[split], predictions)
+        """Write the file of a submission."""
+        rows, task = self.rows[split], TASKS[self.name_of(split)]
+        idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
+        submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
+        answers = [submitted[label] for label in predictions.best()]
+        submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
+        if self.name_of(split) == "multirc":
+            submission = list(_nest_multirc_answers(submission))
+        write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
 
 
 def main() -> None:

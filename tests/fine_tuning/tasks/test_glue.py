@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -320,14 +321,16 @@ def test_numbers_and_missing_texts(encode, tokenizer, caplog):
 def write(folder, task, name, split, logits, labels, multi_label=False) -> dict[str, list]:
     """Write the files of a benchmark; return the columns of the other files of predictions."""
     logits = LabelLogits(np.array(logits, dtype=np.float32), labels, multi_label)
-    glue.write_glue_predictions(folder, task, name, split, logits)
+    made = glue.Classification(None, SimpleNamespace(name=name), None)
+    made.task = task
+    made.write(folder, split, logits)
     return logits.columns()
 
 
 def test_prediction_files(tmp_path):
     """A submission has names or numbers of labels in the task's order, and numbers from 0 to 5."""
     model = ("contradiction", "entailment", "neutral")
-    found = write(tmp_path, glue.TASKS["mnli"], "mnli_mismatched", "test_mismatched", [[0, 2, 0], [3, 0, 0]], model)
+    found = write(tmp_path, glue.TASKS["mnli"], "mnli", "test_mismatched", [[0, 2, 0], [3, 0, 0]], model)
     assert (tmp_path / "MNLI-mm.tsv").read_text() == "index\tprediction\n0\tentailment\n1\tcontradiction\n"
     assert (tmp_path / "predict_results_mnli_mismatched.txt").read_text().splitlines()[1] == "0\tentailment"
     assert found["prediction"][0] == "entailment" and sum(found["probabilities"][0].values()) == pytest.approx(1)

@@ -27,6 +27,7 @@ Peter NNP I-NP I-PER
 Rome NNP I-NP I-LOC
 Paris NNP I-NP B-LOC
 """
+CONTEXTS = ("none", "merged", "around")
 LABELS = ["O", "B-LOC", "I-LOC", "B-MISC", "I-MISC", "B-ORG", "I-ORG", "B-PER", "I-PER"]
 TEXTS = ["EU rejects German call", "Peter Blackburn went to Rome and Paris", "unfathomable extraordinarily"] * 20
 
@@ -183,7 +184,7 @@ def test_invalid_labels():
 # 3. Model inputs
 
 
-@pytest.mark.parametrize("context", ner.CONTEXTS)
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("limit", [1, 2, 7, 30, 1000])
 def test_windows_label_each_word_once(context, limit):
     rng = random.Random(limit)
@@ -244,7 +245,7 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.parametrize("context", ner.CONTEXTS)
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("length", [12, 40, 200])
 def test_every_word_is_predicted(tokenizer, context, length):
     """Labels as predictions, padded as Trainer pads them, give the tags."""
@@ -259,7 +260,7 @@ def test_every_word_is_predicted(tokenizer, context, length):
 
 def test_context_changes_the_input_and_not_the_labelled_words(tokenizer):
     sentences = [SENTENCES[0], SENTENCES[0]]
-    alone, merged, around = (encoded(sentences, tokenizer, 200, context) for context in ner.CONTEXTS)
+    alone, merged, around = (encoded(sentences, tokenizer, 200, context) for context in CONTEXTS)
     assert len(merged) == 1 and len(alone) == len(around) == 2
     assert merged["input_ids"][0] == around["input_ids"][0] == around["input_ids"][1] != alone["input_ids"][0]
     assert [len(words) for words in around["word_indices"]] == [4, 4]

@@ -43,6 +43,16 @@ def flat(name, rows=None, split="train"):
     return superglue.flatten_split(Dataset.from_list(rows or [ROWS[name]]), Source(split), name)[0]
 
 
+def made(name, split="train", rows=None, model_labels=None) -> superglue.SuperGlue:
+    """Return the task, as after reading these rows; `model_labels` may be in another order than the task's."""
+    task = superglue.SuperGlue(ModelArguments(demo=True), superglue.SuperGlueArguments(task_name=name), None)
+    task.rows = {split: flat(name, rows, split) if rows is None or isinstance(rows, list) else rows}
+    source = Source("test" if split in superglue.DIAGNOSTICS else split)
+    task.targets_of_split = {split: superglue.label_numbers(task.rows[split], source, name)}
+    task.model_labels = model_labels or task.labels
+    return task
+
+
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def tokenizer(request):
     texts = ["Rome is old. Paris is large.", "The dog feared the cat: he washed * # it . We got dirt; rain"] * 20
@@ -116,25 +126,23 @@ def test_word_numbers_of_wsc(name):
     ],
 )
 def test_inputs_of_a_classifier(tokenizer, name, pair):
-    rows = flat(name)
-    numbers = superglue.label_numbers(rows, Source("train"), name)
-    features = superglue.encode_split(rows, numbers, "train", name, tokenizer, 128)
-    assert len(features) == len(rows)
+    task = made(name)
+    features = task.encode("train", tokenizer, 128)
+    assert len(features) == len(task.rows["train"])
     assert features[0]["input_ids"] == tokenizer(*pair)["input_ids"]
-    assert (np.array(features["labels"]) == numbers).all()
+    assert (np.array(features["labels"]) == task.targets("train")).all()
     assert features.features["labels"].dtype == "int64"
 
 
 def test_labels_in_the_models_order(tokenizer):
     order = ("neutral", "contradiction", "entailment")
-    rows = flat("cb", [{**ROWS["cb"], "label": label} for label in ("entailment", "contradiction", "neutral")])
-    inputs = superglue.encode_split(rows, np.arange(3), "train", "cb", tokenizer, 64, order)
-    assert inputs["labels"] == [2, 1, 0]
+    rows = [{**ROWS["cb"], "label": label} for label in ("entailment", "contradiction", "neutral")]
+    assert made("cb", rows=rows, model_labels=order).encode("train", tokenizer, 64)["labels"] == [2, 1, 0]
 
 
 def test_choices_are_in_the_order_of_events(tokenizer):
     rows = [ROWS["copa"], {**ROWS["copa"], "question": "effect"}]
-    features = superglue.encode_split(flat("copa", rows), np.array([1, 1]), "train", "copa", tokenizer, 128)
+    features = made("copa", rows=rows).encode("train", tokenizer, 128)
     for number, pair in ((0, ("Clouds came.", "It rained.")), (1, ("It rained.", "Clouds came."))):
         assert features[number]["input_ids"][1] == tokenizer(*pair)["input_ids"]
     batch = ChoiceCollator(tokenizer)([features[0], features[1]])
@@ -196,8 +204,10 @@ def test_submission_files(tmp_path, name, file, first, second):
     rows = Dataset.from_dict({"idx": [5, 6]})
     logits = np.full((2, len(superglue.TASKS[name].labels)), -9.0)
     logits[0, 0] = logits[1, 1] = 9.0
-    predicted = LabelLogits(logits, superglue.TASKS[name].labels)
-    superglue.write_superglue_predictions(tmp_path, name, rows, predicted)
+    split, predictions = "test", LabelLogits(logits, superglue.TASKS[name].labels)
+    if name in superglue.DIAGNOSTICS:
+        name, split = "rte", name
+    made(name, split, rows).write(tmp_path, split, predictions)
     assert read_json_lines(tmp_path / f"{file}.jsonl") == [{"idx": 5, "label": first}, {"idx": 6, "label": second}]
     assert len([*tmp_path.iterdir()]) == 1
 
@@ -226,7 +236,7 @@ def test_a_diagnostic_is_predicted_without_test_rows(tmp_path):
 
 def test_submission_of_multirc(tmp_path):
     predicted = LabelLogits(np.array([[0.0, 1], [1, 0], [1, 0]]), superglue.FALSE_TRUE)
-    superglue.write_superglue_predictions(tmp_path, "multirc", flat("multirc"), predicted)
+    made("multirc").write(tmp_path, "train", predicted)
     (line,) = read_json_lines(tmp_path / "MultiRC.jsonl")
     questions = [
         {"idx": 9, "answers": [{"idx": 30, "label": 1}, {"idx": 31, "label": 0}]},
