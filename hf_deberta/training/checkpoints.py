@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.integrity import MANIFEST, find_damaged_files, find_missing_parts, write_manifest
-from hf_deberta.training.json_files import DamagedFileError, atomic_write, read_json_object, write_json
+from hf_deberta.training.json_files import atomic_write, read_json_object, write_json
 from hf_deberta.training.processes import in_main_process
 
 # push_to_hub ignores names that start with an underscore
@@ -222,11 +222,7 @@ class AtomicCheckpointsMixin(Trainer):
 
 
 def _read_metrics(path: Path) -> dict[str, float]:
-    try:
-        return read_json_object(path) if path.exists() else {}
-    except DamagedFileError as error:
-        logger.warning(f"{error}; it is written anew, without the metrics of earlier commands")
-        return {}
+    return read_json_object(path) if path.exists() else {}
 
 
 def resume_choice(arguments: TrainingArguments) -> str:

@@ -17,10 +17,7 @@ from hf_deberta.fine_tuning.recipes import (
 @pytest.mark.parametrize("size", PRESETS)
 def test_published_sizes_are_recognised(size):
     assert published_size(HfDebertaConfig.from_preset(size)) == (None if size == "tiny" else size)
-
-
-def test_another_depth_has_no_name():
-    assert published_size(HfDebertaConfig.from_preset("v3-base", num_hidden_layers=11)) is None
+    assert published_size(HfDebertaConfig.from_preset(size, num_hidden_layers=11)) is None
 
 
 @pytest.mark.parametrize(
