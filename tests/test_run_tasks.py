@@ -362,7 +362,7 @@ def test_the_diagnostics(data, run, tmp_path):
         ("ner", "--train_file {data}/tags/train.jsonl", "'ner_tags'; .*tokens, pos_tags"),
         ("ner", "--do_predict --test_file {own}/words.txt --model_name_or_path {own}/mixture", "mixture"),
         ("ner", "--do_eval --validation_file {data}/conll/valid.txt", "B-LOC"),  # labels that the model does not have
-        ("ner", "--document_context all", "--document_context .*'all'"),
+        ("ner", "--document_context all", "--document_context.* 'all'"),
         ("ner", "--task_name wnut", "--task_name .*'wnut'"),
         ("ner", "--train_file {data}/conll/train.txt --token_classifier crf", "linear, projection"),
         ("superglue", "--train_file {data}/cb/train.jsonl", "--task_name .*boolq"),

@@ -177,8 +177,9 @@ def known_splits(dataset: DatasetDict, name: str) -> dict[str, Dataset]:
     """The splits of a dataset to train on, evaluate or predict, by canonical name."""
     original_names: dict[str, str] = {}
     for split in sorted(dataset, key=lambda split: canonical_name(split) != split):  # validation wins over dev
-        if is_known_split(canonical_name(split)):
-            original_names.setdefault(canonical_name(split), split)
+        name_of_split = canonical_name(split)
+        if name_of_split == "train" or name_of_split.partition("_")[0] in SPLITS[1:]:
+            original_names.setdefault(name_of_split, split)
     if not original_names:
         raise InputError(f"{name} has no split train, validation or test, only {', '.join(dataset)}")
     if unused := [split for split in dataset if split not in original_names.values()]:
@@ -200,11 +201,6 @@ def canonical_name(split: str) -> str:
     """dev_matched -> validation_matched."""
     part, separator, rest = split.partition("_")
     return SYNONYMS.get(part, part) + separator + rest
-
-
-def is_known_split(name: str) -> bool:
-    """True for train, and for validation and test with or without a suffix such as _matched."""
-    return name == "train" or name.partition("_")[0] in SPLITS[1:]
 
 
 def files_in_folder(folder: Path, overridden: Collection[str] = ()) -> dict[str, list[Path]]:

@@ -157,12 +157,8 @@ class Task:
         targets, numbers = self.targets(split), predictions.numbers(self.labels or ())
         return {"accuracy": float((numbers == targets)[targets >= 0].mean())}
 
-    def input_rows(self, split: str) -> Dataset:
-        """Return the rows as the user gave them, one for each prediction."""
-        return self.original_rows[split] if split in self.original_rows else self.rows[split]
-
     def prediction_columns(self, split: str, predictions: Any) -> dict[str, list[Any]]:
-        """Return what the files of predictions add to each of these rows."""
+        """Return what the files of predictions add to each of the original rows."""
         return predictions.columns()
 
     def predictions_name(self, split: str) -> str:
@@ -171,7 +167,8 @@ class Task:
 
     def write_predictions(self, folder: Path, split: str, predictions: Any) -> None:
         """Write all files of predictions of a split; without the inputs if the folder is pushed to the Hub."""
-        rows, columns = self.input_rows(split), self.prediction_columns(split, predictions)
+        rows = self.original_rows[split] if split in self.original_rows else self.rows[split]
+        columns = self.prediction_columns(split, predictions)
         if self.args.push_to_hub:
             rows = Dataset.from_dict({"index": range(len(rows))})
         write_predicted_rows(folder / self.predictions_name(split), rows, columns)

@@ -110,8 +110,10 @@ def use_race(path: Path, tokenizer: Any) -> Dataset:
     rows = race.choice_rows(rows, source)
     if path.suffix not in (".csv", ".tsv"):  # where a list is text
         assert not any("['" in text for choices in rows["choices"] for text in choices)
+    task = race.MultipleChoice(None, race.ChoiceArguments(), None)
+    task.rows = {"train": rows}
     with input_errors(source):
-        return race.encode_choices(rows, tokenizer, 8192)
+        return task.encode("train", tokenizer, 8192)
 
 
 def use_ner(path: Path, tokenizer: Any) -> Dataset:

@@ -266,42 +266,6 @@ def anli_answer_index(answer: str | int | None, num_choices: int) -> int:
 # 3. Model inputs
 
 
-def encode_choices(
-    rows: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    max_seq_length: int = 512,
-    map_options: dict[str, Any] | None = None,
-) -> Dataset:
-    """Return model inputs [choices, N] for each row of `choice_rows`, and `labels` if the rows have labels."""
-    room = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
-
-    def encode_batch(batch: dict[str, list]) -> dict[str, list]:
-        num_choices = len(batch["choices"][0])
-        choices = [choice for choices in batch["choices"] for choice in choices]
-        lengths = list(map(len, tokenizer(choices, add_special_tokens=False, verbose=False)["input_ids"]))
-        longest = int(np.argmax(lengths))
-        if lengths[longest] > room:
-            raise InputError(
-                f"a choice of {batch['id'][longest // num_choices]!r} has {lengths[longest]} tokens with its question, "
-                f"and a max_seq_length of {max_seq_length} leaves room for {max(room, 0)}: raise it, or shorten the "
-                "choice"
-            )
-        contexts = [context for context in batch["context"] for _ in range(num_choices)]
-        encoded = tokenizer(contexts, choices, truncation="only_first", max_length=max_seq_length)
-        starts = range(0, len(choices), num_choices)
-        inputs = {name: [values[start : start + num_choices] for start in starts] for name, values in encoded.items()}
-        return inputs | ({"labels": batch["label"]} if "label" in batch else {})
-
-    options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
-    inputs = rows.map(encode_batch, **options)
-    full = sum(max(map(len, choices)) >= max_seq_length for choices in inputs["input_ids"])
-    if full:
-        logger.warning(
-            f"{full} of {len(rows)} articles fill {max_seq_length} tokens with their choices; longer ones are truncated"
-        )
-    return inputs
-
-
 class ChoiceCollator(DataCollatorForMultipleChoice):
     """DataCollatorForMultipleChoice that also collates rows without labels, where that of Transformers fails."""
 
@@ -341,7 +305,34 @@ class MultipleChoice(Task):
         return {}
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        return encode_choices(self.rows[split], tokenizer, length, self.data_args.map_options(f"tokenizing {split}"))
+        """Return inputs [choices, N] of each row, and `labels` if the rows have labels."""
+        rows, room = self.rows[split], length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+
+        def encode_batch(batch: dict[str, list]) -> dict[str, list]:
+            num_choices = len(batch["choices"][0])
+            choices = [choice for choices in batch["choices"] for choice in choices]
+            lengths = list(map(len, tokenizer(choices, add_special_tokens=False, verbose=False)["input_ids"]))
+            longest = int(np.argmax(lengths))
+            if lengths[longest] > room:
+                raise InputError(
+                    f"a choice of {batch['id'][longest // num_choices]!r} has {lengths[longest]} tokens with its "
+                    f"question, and a max_seq_length of {length} leaves room for {max(room, 0)}: raise it, or shorten "
+                    "the choice"
+                )
+            contexts = [context for context in batch["context"] for _ in range(num_choices)]
+            encoded = tokenizer(contexts, choices, truncation="only_first", max_length=length)
+            starts = range(0, len(choices), num_choices)
+            inputs = {name: [ids[start : start + num_choices] for start in starts] for name, ids in encoded.items()}
+            return inputs | ({"labels": batch["label"]} if "label" in batch else {})
+
+        options = self.data_args.map_options(f"tokenizing {split}")
+        inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
+        full = sum(max(map(len, choices)) >= length for choices in inputs["input_ids"])
+        if full:
+            logger.warning(
+                f"{full} of {len(rows)} articles fill {length} tokens with their choices; longer ones are truncated"
+            )
+        return inputs
 
     def letters(self, split: str) -> tuple[str, ...]:
         """Return the names of the choices: A, B, ..."""

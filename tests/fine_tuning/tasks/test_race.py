@@ -15,7 +15,6 @@ from hf_deberta.fine_tuning.tasks.race import (
     _questions_of_article,
     answer_index,
     choice_rows,
-    encode_choices,
     flatten_articles,
     join_question_and_option,
     read_choices,
@@ -174,6 +173,12 @@ def test_invalid_files(tmp_path, name, content, message):
 
 
 # Inputs
+
+
+def encode_choices(rows: Dataset, tokenizer, length: int) -> Dataset:
+    task = MultipleChoice(None, ChoiceArguments(), None)
+    task.rows = {"train": rows}
+    return task.encode("train", tokenizer, length)
 
 
 def test_inputs_are_article_question_and_choice(tokenizer):
