@@ -37,7 +37,7 @@ MAY_IMPORT = {
         ),
         *("scoring", "tokenization_hf_deberta"),
     },
-    "export": {"hf_deberta", "engines", "model"},
+    "export": {"hf_deberta", "engines", "in_tree", "model"},
     "in_tree": {"engines", "model", "tokenization_hf_deberta"},
     "serving": {"engines", "model", "in_tree"},
     "training": {"hf_deberta", "engines", "model", "tokenization_hf_deberta"},

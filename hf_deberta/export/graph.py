@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from hf_deberta.export.transformers_format import check_no_adapters
+from hf_deberta.in_tree.attention_weights import attention_weights, concatenate_projections
 from hf_deberta.model.attention_sdpa import distance_tables
 from hf_deberta.model.batch_layout import AttentionMask, BatchLayout
 from hf_deberta.model.modeling_heads import (
@@ -106,16 +107,13 @@ class GraphAttention(nn.Module):
         """`table`: the whole relative table [R, hidden]; `window`: its rows."""
         super().__init__()
         self.heads = attention.config.num_attention_heads
-        query, key, value, scale = attention.query_proj, attention.key_proj, attention.value_proj, attention.scale
-        key_bias = torch.zeros_like(query.bias) if key.bias is None else key.bias
-        weight = torch.cat([query.weight * scale, key.weight, value.weight])
-        bias = torch.cat([query.bias * scale, key_bias, value.bias])
-        size = len(query.weight)
-        self.query, self.key_value = GraphLinear(weight[:size], bias[:size]), GraphLinear(weight[size:], bias[size:])
+        weights = attention_weights(attention)
+        self.query = GraphLinear(*weights.query)
+        self.key_value = GraphLinear(*concatenate_projections(weights.key, weights.value))
         falling = rising = constant = None
-        positions = attention.table_projection().relative_positions(table, window, LONGEST_TEXT, attention)
+        positions = weights.constant_positions(table, window)
         if positions is not None:
-            positions = positions.scaled(scale, torch.float64)  # for the products of p2p
+            positions = positions.scaled(1.0, torch.float64)  # for the products of p2p
             falling, rising, constant = distance_tables(positions, positions.saturation)
         self.register_buffer("falling", None if falling is None else falling.float())
         self.register_buffer("rising", None if rising is None else rising.float())

@@ -1,4 +1,4 @@
-"""Replacements for the methods of Transformers' encoders: the same parameters, computed by `disentangled_attention`.
+"""Replacements for the methods of Transformers' encoders: the same parameters, computed by our attention.
 
 Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in use.
 
@@ -10,7 +10,7 @@ relative table and their projections are those of `hf_deberta.model.relative_pos
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -20,11 +20,10 @@ from transformers.utils import logging
 
 from hf_deberta.engines.guards import is_tracing_or_exporting, without_dispatch_modes
 from hf_deberta.engines.unpadding import unpad
-from hf_deberta.model.attention import AUTO, attention_scale, disentangled_attention
+from hf_deberta.model.attention import AUTO, attend
 from hf_deberta.model.batch_layout import BatchLayout, gather, scatter
 from hf_deberta.model.input_checks import can_read_values, has_no_values
 from hf_deberta.model.relative_position import (
-    TableProjection,
     TableWindow,
     position_table,
     row_numbers,
@@ -33,10 +32,11 @@ from hf_deberta.model.relative_position import (
 )
 from hf_deberta.model.slots import in_reference_mode, linear
 
+from .attention_weights import InTree, has_fused_projection, table_projection_of
+
 logger = logging.get_logger(__name__)
 
 CPU = torch.device("cpu")
-InTree = Any  # a module of Transformers, whose attributes have no types
 
 # of all models under enable()
 _attn_implementation = AUTO
@@ -130,20 +130,12 @@ def attention_forward(in_tree: Callable) -> Callable:
             )
         layout = attention_mask
         query, key, value = _project(self, hidden_states)
-        positions = None
-        if rel_embeddings is not None:  # without relative attention, a layer lacks what a projection consists of
-            positions = table_projection_of(self).relative_positions(
-                rel_embeddings, layout.window, layout.largest_span(), self
-            )
-        states, probabilities = disentangled_attention(
-            query,
-            key,
-            value,
-            positions,
-            layout.attention_mask,
-            scale=scale_of(self),
-            dropout_p=self.dropout.p if self.dropout.training else 0.0,
-            backend="eager" if output_attentions else _attn_implementation,
+        projection = table_projection_of(self)
+        positions = projection.relative_positions(rel_embeddings, layout.window, layout.largest_span(), self)
+        dropout_p = self.dropout.p if self.dropout.training else 0.0
+        backend = "eager" if output_attentions else _attn_implementation
+        states, probabilities = attend(
+            query, key, value, positions, layout.attention_mask, dropout_p, projection.scale, backend
         )
         return states.transpose(1, 2).flatten(2), probabilities
 
@@ -162,38 +154,6 @@ def _project(attention: InTree, hidden_states: torch.Tensor) -> tuple[torch.Tens
     shape = (-1, 1, size)
     query_bias, value_bias = (bias.view(shape).to(query.dtype) for bias in (attention.q_bias, attention.v_bias))
     return query + query_bias, key, value + value_bias
-
-
-def has_fused_projection(attention: InTree) -> bool:
-    """True for v1, where one matrix projects to query, key and value of each head."""
-    return hasattr(attention, "in_proj")
-
-
-def _position_terms(attention: InTree) -> tuple[str, ...]:
-    return tuple(term for term in ("c2p", "p2c") if term in attention.pos_att_type)
-
-
-def scale_of(attention: InTree) -> float:
-    """The scale of the scores; v1 counts all terms in its configuration, whether it has them or not."""
-    counted = attention.pos_att_type if has_fused_projection(attention) else _position_terms(attention)
-    return attention_scale(1 + len(counted), attention.attention_head_size)
-
-
-def table_projection_of(attention: InTree) -> TableProjection:
-    """The projection of the relative table by a layer: its own matrices in v1, usually the content's in v2 and v3."""
-    terms = _position_terms(attention)
-    if has_fused_projection(attention):
-        names = ("pos_proj", "pos_q_proj")
-    else:
-        names = ("key_proj", "query_proj") if attention.share_att_key else ("pos_key_proj", "pos_query_proj")
-    return TableProjection(
-        key=getattr(attention, names[0]) if "c2p" in terms else None,
-        query=getattr(attention, names[1]) if "p2c" in terms else None,
-        dropout=attention.pos_dropout,
-        head_size=attention.attention_head_size,
-        scale=scale_of(attention),
-        terms=terms,
-    )
 
 
 def has_talking_heads(encoder: nn.Module) -> bool:

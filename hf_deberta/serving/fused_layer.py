@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from hf_deberta.engines.onednn import pad_rows
+from hf_deberta.in_tree.attention_weights import attention_weights, concatenate_projections, weight_and_bias
 from hf_deberta.in_tree.encoder import distance_parameters, present_options
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.relative_position import TableWindow
@@ -22,14 +23,7 @@ from .choices import attention_dtype
 from .fused_attention import FusedAttention
 from .fused_linear import FusedLinear, Int8Linear
 from .inference_only import InferenceOnly, WithoutGradient, refuse, refuse_methods
-from .layer_weights import (
-    activation_of,
-    attention_weights,
-    concatenate_projections,
-    copy_norm,
-    output_sizes,
-    weight_and_bias,
-)
+from .layer_weights import activation_of, copy_norm, output_sizes
 
 # whose inner states fit into a cache; in float32 products take so long that it does not matter
 MAX_FEED_FORWARD_ROWS = 256
@@ -51,7 +45,9 @@ class FusedLayer(InferenceOnly):
         layer = encoder.layer[number]
         self.config: Any = getattr(encoder, "config", None)
         self.dtype = dtype
-        query, key, value, head_size, positions = attention_weights(layer.attention.self, table, rows)
+        weights = attention_weights(layer.attention.self)
+        query, key, value, head_size = weights.query, weights.key, weights.value, weights.table.head_size
+        positions = weights.constant_positions(table, rows)
         self.attention = FusedAttention(positions, len(query[0]) // head_size, head_size, attention_dtype(dtype))
         sizes = output_sizes(encoder.layer[number - 1].output_norm) if number > 0 else None
         self.query_key_value = self.fuse(*concatenate_projections(query, key, value), sizes=sizes)
