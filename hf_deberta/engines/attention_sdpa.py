@@ -1,8 +1,7 @@
-"""The sdpa backend of the package: on CPUs in tiles that fit into caches, with cheap far keys; on GPUs see
-attention_sdpa_device.py.
+"""The sdpa backend of the package: on CPUs in tiles that fit into caches, with cheap far keys.
 
-Captured graphs and function transforms have the plain backend (hf_deberta/model/attention_sdpa.py), whose operations
-any tool understands, and whose legend this file shares; r is the reach of a table.
+Captured graphs, function transforms and other devices have the plain backend (hf_deberta/model/attention_sdpa.py),
+whose legend this file shares; r is the reach of a table. On devices documents of a packed row become a padded batch.
 
 - Tiles. The skewed products are computed tile by tile into one tensor.
 - Blocks. The bias exists for one block of queries and a few heads at a time (a subset of queries is one block).
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers.utils import logging
 
 from ..model import attention_sdpa as plain
 from ..model.attention_sdpa import (
@@ -35,11 +35,12 @@ from ..model.attention_sdpa import (
     visible_keys,
     zero_fully_masked_queries,
 )
-from ..model.batch_layout import AttentionMask
+from ..model.batch_layout import AttentionMask, document_numbers
 from ..model.input_checks import can_read_values, in_captured_graph, without_autocast
 from ..model.relative_position import RelativePositions, rows_between
-from .attention_sdpa_device import attend_on_device
 from .guards import in_functorch_transform
+
+logger = logging.get_logger(__name__)
 
 LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
 LARGEST_BIAS = 2**22  # position terms of the heads that are computed together, to stay in a cache (16 MiB of float32)
@@ -80,7 +81,7 @@ def sdpa_attention(
         # exporters decompose the kernel into products, whose context is in another order: views of it would not hold
         return context.contiguous() if torch.compiler.is_exporting() else context, None
     if uses_device_path(query) and mask.query_positions is None:
-        return attend_on_device(query, key, value, positions, mask, dropout_p, scale), None
+        return attend_on_device(query, key, value, positions, mask, dropout_p, scale)
     if needs_float32(query, key, positions, scale):
         positions = None if positions is None else positions.scaled(scale, torch.float32)
         with without_autocast(query.device):
@@ -114,6 +115,60 @@ def attend_with_scaled_queries(
 
 def uses_device_path(query: torch.Tensor) -> bool:
     return query.device.type != "cpu"
+
+
+def attend_on_device(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    mask: AttentionMask,  # without query positions
+    dropout_p: float,
+    scale: float,
+) -> tuple[torch.Tensor, None]:
+    """The plain backend; the documents of a packed row are a padded batch, if that is less work."""
+    length = key.shape[2]
+    documents = mask.compute_once(("padded documents", length), lambda: padded_documents(mask, length))
+    if documents is None:
+        return plain.sdpa_attention(query, key, value, positions, mask, dropout_p, scale)
+    rows = [states[0].transpose(0, 1) for states in (query, key, value)]  # [T, H, d]
+    query, key, value = (
+        row.index_select(0, documents.in_row).unflatten(0, documents.shape).transpose(1, 2) for row in rows
+    )
+    context, _ = plain.sdpa_attention(query, key, value, positions, documents.mask, dropout_p, scale)
+    return context.transpose(1, 2).flatten(0, 1).index_select(0, documents.in_batch).transpose(0, 1)[None], None
+
+
+class PaddedDocuments(NamedTuple):
+    """The documents of a packed row of T tokens as a padded batch."""
+
+    in_row: torch.Tensor  # [documents * longest], the place of each token of the batch in the row; any for padding
+    in_batch: torch.Tensor  # [T], the place of each token of the row in documents * longest
+    shape: tuple[int, int]  # documents, longest
+    mask: AttentionMask
+
+
+def padded_documents(mask: AttentionMask, tokens: int) -> PaddedDocuments | None:
+    """The documents of a packed row as a padded batch, if that is less work than the row with a mask of pairs."""
+    bounds, longest = mask.cu_seqlens, mask.longest
+    if bounds is None or mask.mask is not None:
+        return None
+    if longest is None:
+        logger.warning_once(
+            "cu_seq_lens_q without max_length_q: attention computes all pairs of tokens of the row. Pass max_length_q, "
+            "the length of the longest document"
+        )
+        return None
+    documents = bounds.shape[0] - 1
+    if documents * longest**2 >= tokens**2:
+        return None
+    within = torch.arange(longest, device=bounds.device)
+    starts, ends = bounds[:-1, None], bounds[1:, None]
+    in_row = (starts + within).clamp(max=tokens - 1).flatten()
+    number = document_numbers(bounds, tokens).clamp(max=documents - 1)
+    in_batch = torch.arange(tokens, device=bounds.device) - bounds[number] + number * longest
+    real = AttentionMask(mask=starts + within < ends, causal=mask.causal)
+    return PaddedDocuments(in_row, in_batch.clamp(max=documents * longest - 1), (documents, longest), real)
 
 
 def needs_float32(query: torch.Tensor, key: torch.Tensor, positions: RelativePositions | None, scale: float) -> bool:

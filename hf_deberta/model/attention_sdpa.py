@@ -13,6 +13,9 @@ For n = m = 3, with table columns for the distances 2, 1, 0, -1, -2:
     product row 1:  .  1  0 -1  .        skewed row 1:  1  0 -1
     product row 2:  2  1  0  .  .        skewed row 2:  2  1  0
 
+From the saturation distance on, all keys on one side of a query share a row of the tables. For these *far* keys the
+bias is a number per query plus a number per key, so only *near* keys need products with the tables.
+
 The package replaces this backend by faster ones (hf_deberta/engines), which use the functions from `softmax_attention`
 on.
 """
@@ -31,6 +34,7 @@ from .relative_position import RelativePositions, rows_at, rows_between
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
 TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
+DEVICE_BLOCK = 2048  # the same on other devices than CPUs, where small blocks wait for launches
 
 
 class DistanceTables(NamedTuple):
@@ -39,6 +43,10 @@ class DistanceTables(NamedTuple):
     falling: torch.Tensor | None  # Kr [H, 2r + 1, d], the largest distance first
     rising: torch.Tensor | None  # Qr [H, 2r + 1, d], the smallest distance first
     constant: torch.Tensor | None  # p2p [H, 2r + 1], the smallest distance first
+
+    def to(self, dtype: torch.dtype) -> "DistanceTables":
+        """These tables cast to `dtype`."""
+        return DistanceTables(*(None if table is None else table.to(dtype) for table in self))
 
 
 def sdpa_attention(
@@ -54,11 +62,12 @@ def sdpa_attention(
 
     CPUs compute half precision in float32: float16 overflows there, and the bias would be rounded to bfloat16.
     """
-    dtype = torch.promote_types(query.dtype, torch.float32) if query.device.type == "cpu" else query.dtype
+    wide = torch.promote_types(query.dtype, torch.float32)
+    dtype = wide if query.device.type == "cpu" else query.dtype
     with without_autocast(query.device):
         query, key, wide_value = query.to(dtype) * scale, key.to(dtype), value.to(dtype)
         if positions is not None:
-            positions = positions.scaled(scale, dtype)
+            positions = positions.scaled(scale, wide)  # adds up gradients of shared rows
         context = attend_in_blocks(query, key, wide_value, positions, mask, dropout_p)
     return context.to(value.dtype), None
 
@@ -73,25 +82,31 @@ def attend_in_blocks(
 ) -> torch.Tensor:
     """Context [B, H, Q, d] of scaled queries; in training, several blocks are computed again for the gradients."""
     visible = visible_keys(mask, key)
-    tables = None
+    training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
+    size = DEVICE_BLOCK if query.device.type != "cpu" else TRAINING_BLOCK if training else QUERY_BLOCK
+    # a loop, or a comparison of lengths, would tie a graph to them; torch.func does not support checkpoints
+    in_one_block = in_captured_graph() or in_torch_func() or query.shape[2] <= size
+    tables, saturation = None, 0
     if positions is not None and mask.query_positions is None:
-        tables = distance_tables(positions, key.shape[2])
+        saturation = max(positions.saturation, 1)
+        reach = key.shape[2] if in_one_block else min(key.shape[2], size + saturation)
+        tables = distance_tables(positions, reach).to(query.dtype)
 
     def attend(block: torch.Tensor, start: int) -> torch.Tensor:
         bias = None
-        if tables is not None:
+        if tables is not None and in_one_block:
             bias = position_bias(block, key, tables, start)
+        elif tables is not None:
+            bias = bias_with_far_keys(block, key, tables, start, saturation)
         elif positions is not None and mask.query_positions is not None:
-            bias = gathered_bias(block, key, positions, mask.query_positions[:, start : start + block.shape[2]])
+            query_positions = mask.query_positions[:, start : start + block.shape[2]]
+            bias = gathered_bias(block, key, positions.scaled(positions.query_scale, query.dtype), query_positions)
         seen = visible
         if visible is not None and visible.shape[2] > 1:
             seen = visible[:, :, start : start + block.shape[2]]
         return softmax_attention(block, key, value, bias, seen, dropout_p)
 
-    training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
-    size = TRAINING_BLOCK if training else QUERY_BLOCK
-    # a loop, or a comparison of lengths, would tie a graph to them; torch.func does not support checkpoints
-    if in_captured_graph() or in_torch_func() or query.shape[2] <= size:
+    if in_one_block:
         context = attend(query, 0)
     else:
         calls = [(query[:, :, start : start + size], start) for start in range(0, query.shape[2], size)]
@@ -191,6 +206,31 @@ def distance_tables(positions: RelativePositions, reach: int) -> DistanceTables:
     if key is not None and query is not None and "p2p" in terms:
         constant = (key * query).sum(-1)[:, rows]
     return DistanceTables(falling, rising, constant)
+
+
+def bias_with_far_keys(
+    query: torch.Tensor, key: torch.Tensor, tables: DistanceTables, start: int, saturation: int
+) -> torch.Tensor:
+    """The position terms [B, H, n, K] of queries from position `start` on, with products for near keys alone."""
+    low, high = max(start - saturation + 1, 0), min(start + query.shape[2] - 1 + saturation, key.shape[2])
+    parts = [
+        far_bias(query, key[:, :, :low], tables, -1),
+        position_bias(query, key[:, :, low:high], tables, start - low).expand(*query.shape[:3], -1),
+        far_bias(query, key[:, :, high:], tables, 0),
+    ]
+    return torch.cat(parts, -1)
+
+
+def far_bias(query: torch.Tensor, key: torch.Tensor, tables: DistanceTables, distance: int) -> torch.Tensor:
+    """The position terms [B, H, n, m] of far keys; `distance`: 0 for the smallest, -1 for the largest of the tables."""
+    parts = []
+    if tables.falling is not None:
+        parts.append(products(query.transpose(0, 1), tables.falling[:, -1 - distance, None]).transpose(0, 1))
+    if tables.rising is not None:
+        parts.append(products(key.transpose(0, 1), tables.rising[:, distance, None]).transpose(0, 1).mT)
+    if tables.constant is not None:
+        parts.append(tables.constant[None, :, distance, None, None])
+    return sum(parts[1:], start=parts[0]).expand(*query.shape[:3], key.shape[2])
 
 
 def position_bias(

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from numerics import attend
+from numerics import attend, lengths_mask
 from test_attention_sdpa import (
     HEADS,
-    KINDS_ON_DEVICES,
+    KINDS,
     TABLES,
     WIDTH,
     assert_dropout_keeps_the_mean,
     assert_equal_to_the_reference,
+    leaf,
 )
 
 from hf_deberta.model import attention_sdpa
@@ -24,11 +25,28 @@ def plain_backend(request, monkeypatch):
     monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", request.param)
 
 
-@pytest.mark.parametrize("kind", KINDS_ON_DEVICES)
+@pytest.mark.parametrize("kind", [*KINDS, "documents", "some queries, documents, causal"])
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.usefixtures("plain_backend")
 def test_output_and_gradients_equal_the_reference(table, kind):
     assert_equal_to_the_reference(table, kind)
+
+
+@pytest.mark.parametrize("buckets", [0, 256], ids=["v1", "v3"])
+def test_far_keys_of_released_tables(buckets, monkeypatch):
+    """Forward in blocks of 256, backward in blocks of 512."""
+    monkeypatch.setitem(BACKENDS, "sdpa", Backend(attention_sdpa.sdpa_attention))
+    torch.manual_seed(0)
+    rows, length = rows_of_distances(512, buckets), 1100
+    leaves = [leaf(2, 1, length, 2) for _ in range(3)] + [leaf(1, 2 * (buckets or 512), 2) for _ in range(2)]
+    options = {"rows_of_distance": rows, "mask": lengths_mask(length, 700), "terms": ("c2p", "p2c", "p2p")}
+    results = []
+    for backend in ("sdpa", "eager"):
+        with torch.no_grad():
+            inference, _ = attend(*leaves, **options, backend=backend)
+        context, _ = attend(*leaves, **options, backend=backend)
+        results.append((inference, context, *torch.autograd.grad(context.square().sum(), leaves)))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
 @pytest.mark.usefixtures("plain_backend")
