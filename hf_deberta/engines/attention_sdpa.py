@@ -321,18 +321,19 @@ def attend_far(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Context over far keys, which share one row of the table, and log(sum of exp(score))."""
     shift: float | torch.Tensor = 0.0
-    if tables.rising is not None:
-        position_query = tables.rising[:, distance, None]
+    key_table, query_table, p2p = tables
+    if query_table is not None:
+        position_query = query_table[:, distance, None]
         query = query + position_query
-    if tables.falling is not None:
-        position_key = tables.falling[:, -1 - distance, None]
+    if key_table is not None:
+        position_key = key_table[:, -1 - distance, None]
         key = key + position_key
-    if tables.rising is not None and tables.falling is not None:
+    if query_table is not None and key_table is not None:
         # (q + Qr).(k + Kr) holds Qr.Kr as well; the kernel adds it up in float32 at least
         wide = torch.promote_types(query.dtype, torch.float32)
         shift = -(position_key.to(wide) * position_query.to(wide)).sum(-1)
-    if tables.constant is not None:
-        shift = shift + tables.constant[:, distance, None]
+    if p2p is not None:
+        shift = shift + p2p[:, distance, None]
     context, log_sum = cpu_attention_with_log_sum(query, key, value, masked(None, visible, query))
     return context, log_sum + shift
 
@@ -384,29 +385,29 @@ class BandBias(torch.autograd.Function):
     """The position terms of contents, `content_bias`, tile by tile into one tensor; its gradients likewise."""
 
     @staticmethod
-    def forward(ctx, query, key, falling, rising, offset):
-        ctx.save_for_backward(query, key, falling, rising)
+    def forward(ctx, query, key, key_table, query_table, offset):
+        ctx.save_for_backward(query, key, key_table, query_table)
         ctx.offset = offset
         query, key = query.transpose(0, 1), key.transpose(0, 1)  # [H, B, ., d]: one product serves the whole batch
         bias = query.new_empty(*query.shape[:3], key.shape[2])
-        if falling is not None:
-            fill_tiles(bias, query, falling, offset)
-        if rising is not None:
+        if key_table is not None:
+            fill_tiles(bias, query, key_table, offset)
+        if query_table is not None:
             by_key = torch.empty_like(bias.mT, memory_format=torch.contiguous_format)
-            fill_tiles(by_key, key, rising, -offset)  # transposed as a whole, which is faster than tile by tile
-            bias.copy_(by_key.mT) if falling is None else bias.add_(by_key.mT)
+            fill_tiles(by_key, key, query_table, -offset)  # transposed as a whole, which is faster than tile by tile
+            bias.copy_(by_key.mT) if key_table is None else bias.add_(by_key.mT)
         return bias.transpose(0, 1)
 
     @staticmethod
     def backward(ctx, gradient):
-        query, key, falling, rising = ctx.saved_tensors
+        query, key, key_table, query_table = ctx.saved_tensors
         gradient = gradient.transpose(0, 1)
-        for_query = for_key = for_falling = for_rising = None
-        if falling is not None:
-            for_query, for_falling = term_gradients(gradient, query.transpose(0, 1), falling, ctx.offset)
-        if rising is not None:
-            for_key, for_rising = term_gradients(gradient.mT, key.transpose(0, 1), rising, -ctx.offset)
-        return for_query, for_key, for_falling, for_rising, None
+        for_query = for_key = for_key_table = for_query_table = None
+        if key_table is not None:
+            for_query, for_key_table = term_gradients(gradient, query.transpose(0, 1), key_table, ctx.offset)
+        if query_table is not None:
+            for_key, for_query_table = term_gradients(gradient.mT, key.transpose(0, 1), query_table, -ctx.offset)
+        return for_query, for_key, for_key_table, for_query_table, None
 
 
 def term_gradients(

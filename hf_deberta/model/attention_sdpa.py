@@ -40,9 +40,9 @@ DEVICE_BLOCK = 2048  # the same on other devices than CPUs, where small blocks w
 class DistanceTables(NamedTuple):
     """Tables for distances -r ... r, for queries at consecutive positions."""
 
-    falling: torch.Tensor | None  # Kr [H, 2r + 1, d], the largest distance first
-    rising: torch.Tensor | None  # Qr [H, 2r + 1, d], the smallest distance first
-    constant: torch.Tensor | None  # p2p [H, 2r + 1], the smallest distance first
+    keys_by_falling_distance: torch.Tensor | None  # Kr [H, 2r + 1, d], the largest distance first
+    queries_by_rising_distance: torch.Tensor | None  # Qr [H, 2r + 1, d], the smallest distance first
+    p2p_by_distance: torch.Tensor | None  # p2p [H, 2r + 1], the smallest distance first
 
     def to(self, dtype: torch.dtype) -> "DistanceTables":
         """These tables cast to `dtype`."""
@@ -198,14 +198,14 @@ def distance_tables(positions: RelativePositions, reach: int) -> DistanceTables:
     key, query, terms = positions.position_key, positions.position_query, positions.terms
     distance = torch.arange(-reach, reach + 1, device=positions.rows_of_distance.device)
     rows = rows_at(distance, positions.rows_of_distance)
-    falling = rising = constant = None
+    key_table = query_table = p2p = None
     if key is not None and "c2p" in terms:
-        falling = key[:, rows.flip(0)]
+        key_table = key[:, rows.flip(0)]
     if query is not None and "p2c" in terms:
-        rising = query[:, rows]
+        query_table = query[:, rows]
     if key is not None and query is not None and "p2p" in terms:
-        constant = (key * query).sum(-1)[:, rows]
-    return DistanceTables(falling, rising, constant)
+        p2p = (key * query).sum(-1)[:, rows]
+    return DistanceTables(key_table, query_table, p2p)
 
 
 def bias_with_far_keys(
@@ -223,13 +223,14 @@ def bias_with_far_keys(
 
 def far_bias(query: torch.Tensor, key: torch.Tensor, tables: DistanceTables, distance: int) -> torch.Tensor:
     """The position terms [B, H, n, m] of far keys; `distance`: 0 for the smallest, -1 for the largest of the tables."""
+    key_table, query_table, p2p = tables
     parts = []
-    if tables.falling is not None:
-        parts.append(products(query.transpose(0, 1), tables.falling[:, -1 - distance, None]).transpose(0, 1))
-    if tables.rising is not None:
-        parts.append(products(key.transpose(0, 1), tables.rising[:, distance, None]).transpose(0, 1).mT)
-    if tables.constant is not None:
-        parts.append(tables.constant[None, :, distance, None, None])
+    if key_table is not None:
+        parts.append(products(query.transpose(0, 1), key_table[:, -1 - distance, None]).transpose(0, 1))
+    if query_table is not None:
+        parts.append(products(key.transpose(0, 1), query_table[:, distance, None]).transpose(0, 1).mT)
+    if p2p is not None:
+        parts.append(p2p[None, :, distance, None, None])
     return sum(parts[1:], start=parts[0]).expand(*query.shape[:3], key.shape[2])
 
 
@@ -241,16 +242,21 @@ def position_bias(
     by_content: Callable[..., torch.Tensor] | None = None,  # by default `content_bias`
 ) -> torch.Tensor:
     """The position terms [B, H, n, m] of queries at consecutive positions, the first of them at key `offset`."""
+    key_table, query_table, p2p = tables
     parts = []
-    if tables.falling is not None or tables.rising is not None:
-        parts.append((by_content or content_bias)(query, key, tables.falling, tables.rising, offset))
-    if tables.constant is not None:
-        parts.append(constant_bias(tables.constant, query.shape[2], key.shape[2], offset))
+    if key_table is not None or query_table is not None:
+        parts.append((by_content or content_bias)(query, key, key_table, query_table, offset))
+    if p2p is not None:
+        parts.append(p2p_bias(p2p, query.shape[2], key.shape[2], offset))
     return sum(parts[1:], start=parts[0])
 
 
 def content_bias(
-    query: torch.Tensor, key: torch.Tensor, falling: torch.Tensor | None, rising: torch.Tensor | None, offset: int
+    query: torch.Tensor,
+    key: torch.Tensor,
+    key_table: torch.Tensor | None,  # by falling distance
+    query_table: torch.Tensor | None,  # by rising distance
+    offset: int,
 ) -> torch.Tensor:
     """c2p + p2c [B, H, n, m].
 
@@ -259,20 +265,20 @@ def content_bias(
     """
     n, m = query.shape[2], key.shape[2]
     parts = []
-    if falling is not None:
-        window = falling[:, columns_of(0, n, m + 1, offset, falling)]
+    if key_table is not None:
+        window = key_table[:, columns_of(0, n, m + 1, offset, key_table)]
         parts.append(skewed(products(query.transpose(0, 1), window), m))
-    if rising is not None:
-        window = rising[:, columns_of(0, m, n + 1, -offset, rising)]
+    if query_table is not None:
+        window = query_table[:, columns_of(0, m, n + 1, -offset, query_table)]
         parts.append(skewed(products(key.transpose(0, 1), window), n).mT)
     return sum(parts[1:], start=parts[0]).transpose(0, 1)
 
 
-def constant_bias(constant: torch.Tensor, n: int, m: int, offset: int) -> torch.Tensor:
+def p2p_bias(p2p: torch.Tensor, n: int, m: int, offset: int) -> torch.Tensor:
     """p2p [1, H, n, m] from its table by distance [H, 2r + 1]."""
-    positions = torch.arange(n, device=constant.device) + offset
-    distance = positions[:, None] - torch.arange(m, device=constant.device)
-    return constant[None, :, distance + (constant.shape[1] - 1) // 2]
+    positions = torch.arange(n, device=p2p.device) + offset
+    distance = positions[:, None] - torch.arange(m, device=p2p.device)
+    return p2p[None, :, distance + (p2p.shape[1] - 1) // 2]
 
 
 def columns_of(begin: int, end: int, others: int, offset: int, table: torch.Tensor) -> slice:

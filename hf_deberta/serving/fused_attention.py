@@ -128,7 +128,9 @@ class FusedAttention:
         positions = self.positions
         assert positions is not None
         tables = distance_tables(positions, reach)
-        parts = [table for table in (tables.falling, tables.rising) if table is not None]
+        parts = [
+            table for table in (tables.keys_by_falling_distance, tables.queries_by_rising_distance) if table is not None
+        ]
         return torch.cat(parts).mT.to(self.dtype).contiguous()
 
     def split(self, projected: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
