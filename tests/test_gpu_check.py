@@ -70,8 +70,8 @@ def test_a_step_calls_the_backend(monkeypatch, training):
         return context, None
 
     monkeypatch.setitem(BACKENDS, "sdpa", Backend(attend))
-    kernel = KernelVariant(torch.device("cpu"), torch.bfloat16, False, 16, training)
-    gpu_check.make_step("sdpa", kernel, 2, 3, 20)()
+    kernel = KernelVariant(torch.device("cpu"), torch.bfloat16, 16)
+    gpu_check.make_step("sdpa", kernel, training, 2, 3, 20)()
     query, _, _, positions, *_ = calls[0]
     assert query.shape == (2, 3, 20, 16) and positions.terms == ("c2p", "p2c") and query.requires_grad == training
     assert len(calls) == 1 and len(gradients) == training
@@ -93,7 +93,7 @@ def test_a_failed_check_is_shown_and_is_an_error(gpu, capsys):
     assert status == 1
     assert [row[3] for row in rows] == ["FAILED", "FAILED", "passed", "passed"]
     assert {row[-1] for row in rows} == {"sdpa"}
-    assert notes == [f"bfloat16, heads of 64, {mode}: the context is off by 0.5" for mode in ("inference", "training")]
+    assert notes == ["bfloat16, heads of 64: the context is off by 0.5"]
 
 
 def test_a_backend_that_cannot_be_timed_is_shown_with_the_reason(gpu, capsys):

@@ -1,8 +1,8 @@
 """`attn_implementation="auto"`, the default: Triton on GPUs in half precision, where it passes a check, or else sdpa.
 
-docs/gpu.md describes what is checked, and when: once for each `KernelVariant` in a process. Each process of a
-distributed run decides on its own: backends have no parameters, hooks or collectives, so DDP, FSDP and tensor
-parallelism do the same in the same order whatever each rank chooses.
+The first call checks them, once for each GPU, dtype and head size in a process. Each process of a distributed run
+decides on its own: backends have no parameters, hooks or collectives, so DDP, FSDP and tensor parallelism do the same
+in the same order whatever each rank chooses.
 """
 
 import operator
@@ -61,13 +61,8 @@ def checked_backend(
     call = (query, key, value, positions, mask, dropout_p)
     if query.dtype not in DTYPES or BACKENDS["triton"].unsupported_reason(*call) is not None:
         return "sdpa"
-    # dropout implies training: reentrant checkpoints first run without gradients, and must drop the same in both passes
-    dropout = True if dropout_p > 0 else False  # noqa: SIM210  # a constant of the graph even if the rate is none
-    tables = () if positions is None else (positions.position_key, positions.position_query)
-    inputs = [tensor for tensor in (query, key, value, *tables) if tensor is not None]
-    training = dropout or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
     head_size = operator.index(query.shape[-1])  # a constant of a graph even if all its shapes are dynamic
-    kernel = KernelVariant(query.device, query.dtype, False, head_size, training, kind_of(mask), mask.causal, dropout)
+    kernel = KernelVariant(query.device, query.dtype, head_size)
     if torch.compiler.is_compiling():
         return choice_in_graph(*kernel)
     if kernel not in _faults and is_capturing(query.device):
@@ -78,15 +73,6 @@ def checked_backend(
 def may_use_triton(query: torch.Tensor) -> bool:
     """True for an ordinary tensor on a GPU: no DTensor, no fake tensor."""
     return query.is_cuda and type(query) is torch.Tensor
-
-
-def kind_of(mask: AttentionMask) -> str:
-    """Which of `attention_check.MASKS` a mask is; one of padding is also checked for calls without a mask."""
-    if mask.cu_seqlens is not None:
-        return "packed"
-    if mask.mask is not None and mask.mask.dim() == 3:
-        return "pairs"
-    return "padding" if mask.documents is None else "documents"
 
 
 def is_capturing(device: torch.device) -> bool:

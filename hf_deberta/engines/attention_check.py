@@ -1,13 +1,12 @@
-"""Check of the Triton kernels on the device at hand: a small attention call against the reference.
+"""Check of the Triton kernels on the device at hand: small attention calls against the reference, with gradients.
 
 Legend: B batch, H heads, N tokens, d head size, T tokens of a tile, k the largest distance.
 
 Tiles are near (distances have rows of their own), far (all distances share a row) or between the two, and full or
-ragged at the end of a row or of its padding. The call has several of each: rows of a little more than four tiles, a
-table that ends at two tiles, and a second row with padding and a hole. Other masks, causality and dropout are checked
-where a call has them; calls with fewer terms, or without far tiles, compile less of the same. The reference runs in
-float64 on the CPU, from the same rounded inputs, and drops what the kernels drop: `kept_probabilities` reads that off
-their results.
+ragged at the end of a row or of its padding. A call has several of each: rows of a little more than four tiles, a table
+that ends at two tiles, and a second row with padding and a hole. `CALLS` have each kind of mask, causality and dropout;
+calls with fewer terms, or without far tiles, compile less of the same. The reference runs in float64 on the CPU, from
+the same rounded inputs, and drops what the kernels drop: `kept_probabilities` reads that off their results.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from ..model.relative_position import RelativePositions, rows_of_distances
 # inputs that are cut to tf32 give 3. A wrong row, tile, mask or end of a row gives the context an error of 0.2 or more.
 ROUNDINGS = {"float16": 4, "bfloat16": 4, "tf32": 8, "float32": 64}
 EPSILONS = {"float16": 2**-10, "bfloat16": 2**-7, "tf32": 2**-10, "float32": 2**-23}
-MASKS = ("padding", "documents", "packed", "pairs")  # of tokens, numbers, boundaries of one row, [B, N, N]
 INPUTS = ("query", "key", "value", "position_key", "position_query")
 DROPOUT = 0.25  # any rate that keeps and drops many
 MAX_SHARE_ERROR = 0.02  # of the dropped probabilities: six standard deviations in the interpreter, more on GPUs
@@ -33,21 +31,35 @@ MAX_SHARE_ERROR = 0.02  # of the dropped probabilities: six standard deviations 
 Attend = Callable[..., Result]  # has the parameters of a backend
 
 
+class CheckedCall(NamedTuple):
+    """What differs between the calls of a check."""
+
+    mask: str  # padding with document numbers, boundaries of one row, or [B, N, N]
+    causal: bool
+    dropout: bool
+
+
+# documents and padding have the same kernels; unpadded training has packed rows and dropout
+CALLS = (
+    CheckedCall("documents", causal=False, dropout=False),
+    CheckedCall("packed", causal=False, dropout=True),
+    CheckedCall("pairs", causal=True, dropout=True),
+)
+
+
 class KernelVariant(NamedTuple):
-    """What is checked once: each combination is compiled on its own."""
+    """What is checked once."""
 
     device: torch.device
     dtype: torch.dtype
-    tf32: bool  # if products of float32 are computed in tf32
     head_size: int
-    training: bool  # forward and backward
-    mask: str = MASKS[0]
-    causal: bool = False
-    dropout: bool = False
 
     @property
     def precision(self) -> str:
-        return "tf32" if self.tf32 else str(self.dtype).removeprefix("torch.")
+        from .attention_triton_operator import products_use_tf32  # imported late: only a GPU needs it
+
+        is_tf32 = self.dtype == torch.float32 and products_use_tf32()
+        return "tf32" if is_tf32 else str(self.dtype).removeprefix("torch.")
 
     @property
     def tolerance(self) -> float:
@@ -55,36 +67,31 @@ class KernelVariant(NamedTuple):
         return ROUNDINGS[self.precision] * EPSILONS[self.precision]
 
     def __str__(self) -> str:
-        words = [self.precision, f"heads of {self.head_size}", "training" if self.training else "inference"]
-        words += [self.mask] if self.mask != MASKS[0] else []
-        words += [name for name in ("causal", "dropout") if getattr(self, name)]
-        return ", ".join(words)
-
-
-def uses_tf32(dtype: torch.dtype) -> bool:
-    from .attention_triton_operator import products_use_tf32  # imported late: only a GPU needs it
-
-    return dtype == torch.float32 and products_use_tf32()
+        return f"{self.precision}, heads of {self.head_size}"
 
 
 def triton_errors(kernel: KernelVariant) -> dict[str, float]:
-    """Errors of the Triton backend by name: of the context and, in training, of the gradient of each input.
+    """Errors of the Triton backend by name: of the context and of the gradient of each input, in each of `CALLS`.
 
     An error is the largest difference from the reference, divided by the largest entry of the reference.
     """
+    return {f"{name} ({call.mask})": error for call in CALLS for name, error in errors_in_call(kernel, call).items()}
+
+
+def errors_in_call(kernel: KernelVariant, call: CheckedCall) -> dict[str, float]:
     from .attention_triton_operator import launches  # imported late: only a GPU needs it
 
     tile = launches(kernel.dtype, kernel.device)[0]
-    batch = 1 if kernel.mask == "packed" else 2
+    batch = 1 if call.mask == "packed" else 2
     inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(batch, tile, kernel.head_size)]
 
     def results(attend: Attend, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-        mask = check_mask(tile, kernel, device)
-        return compute_results(attend, [each.to(device, dtype) for each in inputs], mask, tile, kernel.training)
+        mask = check_mask(tile, call, device)
+        return compute_results(attend, [each.to(device, dtype) for each in inputs], mask, tile)
 
     triton, reference, errors = BACKENDS["triton"].attend, BACKENDS["eager"].attend, {}
-    if kernel.dropout:
-        triton, mask = with_dropout(triton, kernel.device), check_mask(tile, kernel, kernel.device)
+    if call.dropout:
+        triton, mask = with_dropout(triton, kernel.device), check_mask(tile, call, kernel.device)
         kept = kept_probabilities(triton, [each.to(kernel.device) for each in inputs], mask, tile)
         reference = with_probabilities_dropped(reference, ~kept.cpu())
         visible = mask.visible(kept.shape[-1], kernel.device)
@@ -140,28 +147,27 @@ def check_inputs(batch: int, tile: int, head_size: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32) for shape in shapes]
 
 
-def check_mask(tile: int, kernel: KernelVariant, device: torch.device) -> AttentionMask:
+def check_mask(tile: int, call: CheckedCall, device: torch.device) -> AttentionMask:
     """All tokens of the first row are real; of the second about half, with a hole in the first tile.
 
-    Documents have more than a tile, and none begins with one.
+    There are two documents: one of more than a tile, and one with far tiles, which begins inside of a tile.
     """
     tokens, size = 4 * tile + tile // 2 + 1, tile + tile // 2 - 1
-    if kernel.mask == "packed":
-        boundaries = torch.tensor([*range(0, tokens, size), tokens], device=device)
-        return AttentionMask(causal=kernel.causal, cu_seqlens=boundaries, longest=size)
+    if call.mask == "packed":
+        boundaries = torch.tensor([0, size, tokens], device=device)
+        return AttentionMask(causal=call.causal, cu_seqlens=boundaries, longest=tokens - size)
     real = torch.ones(2, tokens, dtype=torch.bool, device="cpu")
     real[1, 2 * tile + 5 :] = False
     real[1, 3] = False
     positions = torch.arange(tokens, device="cpu")
-    if kernel.mask == "pairs":
+    if call.mask == "pairs":
         seen = (positions[:, None] + 2 * positions) % 5 > 0
-        return AttentionMask((seen & real[:, :, None] & real[:, None, :]).to(device), causal=kernel.causal)
-    documents = (positions // size).expand(2, -1).to(device) if kernel.mask == "documents" else None
-    return AttentionMask(real.to(device), documents, kernel.causal)
+        return AttentionMask((seen & real[:, :, None] & real[:, None, :]).to(device), causal=call.causal)
+    return AttentionMask(real.to(device), (positions >= size).long().expand(2, -1).to(device), call.causal)
 
 
 def compute_results(
-    attend: Attend, inputs: list[torch.Tensor], mask: AttentionMask, tile: int, training: bool
+    attend: Attend, inputs: list[torch.Tensor], mask: AttentionMask, tile: int, training: bool = True
 ) -> dict[str, torch.Tensor]:
     """The context and, in training, gradients by name of a weighted sum of it."""
     leaves = [tensor.detach().requires_grad_(training) for tensor in inputs]

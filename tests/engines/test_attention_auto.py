@@ -22,13 +22,14 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.engines import attention_auto, attention_check, attention_triton
 from hf_deberta.engines.attention_auto import checked_backend
-from hf_deberta.engines.attention_check import MASKS, KernelVariant
+from hf_deberta.engines.attention_check import CALLS, KernelVariant
 from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
 from hf_deberta.model.attention_reference import reference_attention, score_terms, visible_softmax
 from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions, rows_between, rows_of_distances, saturation_of
 
 CPU = torch.device("cpu")
+BFLOAT16 = KernelVariant(CPU, torch.bfloat16, 64)
 PASSED = {"the context": 0.0, "the gradient of query": 1e-7}
 
 
@@ -92,34 +93,19 @@ def test_checked_kernels_are_used_in_half_precision(gpu):
     assert [kernel.dtype for kernel in gpu.checked] == [torch.float16, torch.bfloat16]
 
 
-def test_one_check_per_kernel(gpu):
-    plain = KernelVariant(CPU, torch.bfloat16, False, 8, False)
-    same = ({}, {"tokens": 33}, {"batch": 8, "heads": 1}, {"terms": False}, {"mask": torch.ones(2, 20).bool()})
-    others = {
-        plain._replace(causal=True): ({"causal": True},),
-        plain._replace(mask="documents"): ({"documents": torch.zeros(2, 20, dtype=torch.long)},),
-        plain._replace(mask="packed"): ({"batch": 1, "cu_seqlens": torch.tensor([0, 5, 20])},),
-        plain._replace(mask="pairs"): ({"mask": torch.ones(2, 20, 20, dtype=torch.bool)},),
-        plain._replace(training=True): ({"training": True},),
-        plain._replace(dtype=torch.float16): ({"dtype": torch.float16},),
-        plain._replace(head_size=16): ({"size": 16},),
-    }
-    for calls in (same, *others.values()):
-        for options in calls * 2:
-            assert choose(**options) == "triton"
-    assert gpu.checked == [plain, *others]
-
-
-def test_what_is_training(gpu):
-    """Dropout is, with and without gradients: both passes of a reentrant checkpoint must drop the same."""
-    choose(training=False)
-    with torch.no_grad():
-        choose(training=True)
-    assert [kernel.training for kernel in gpu.checked] == [False]
-    with torch.no_grad():
-        choose(dropout_p=0.1, training=True)
-    choose(dropout_p=0.1, training=True)
-    assert [kernel.training for kernel in gpu.checked] == [False, True]
+def test_one_check_for_each_dtype_and_head_size(gpu):
+    same = (
+        {},
+        {"tokens": 33, "batch": 8, "heads": 1, "terms": False},
+        {"mask": torch.ones(2, 20).bool(), "causal": True},
+        {"mask": torch.ones(2, 20, 20).bool()},
+        {"batch": 1, "cu_seqlens": torch.tensor([0, 5, 20])},
+        {"training": True, "dropout_p": 0.1},
+    )
+    for options in (*same, {"dtype": torch.float16}, {"size": 16}):
+        assert choose(**options) == choose(**options) == "triton"
+    plain = KernelVariant(CPU, torch.bfloat16, 8)
+    assert gpu.checked == [plain, plain._replace(dtype=torch.float16), plain._replace(head_size=16)]
 
 
 UNSUPPORTED = {  # test_attention_triton has the other limits
@@ -165,7 +151,7 @@ def test_a_failed_check_means_sdpa_with_one_warning(gpu, case, sdpa_warnings):
         assert choose(tokens=tokens, training=True) == "sdpa"
     assert len(gpu.checked) == 1
     (warning,) = sdpa_warnings()
-    assert message in warning and "bfloat16, heads of 8, training" in warning and "many lines" not in warning
+    assert message in warning and "bfloat16, heads of 8" in warning and "many lines" not in warning
     assert "HF_DEBERTA_ATTENTION" in warning and "'triton'" in warning
 
 
@@ -206,10 +192,10 @@ def test_the_environment_variable_fixes_the_choice(gpu, monkeypatch):
 def test_nothing_is_checked_while_a_graph_is_captured(gpu, monkeypatch):
     choose()
     monkeypatch.setattr(attention_auto, "is_capturing", lambda device: True)
-    assert choose(tokens=100) == "triton"  # checked before
-    assert choose(training=True) == "sdpa" and len(gpu.checked) == 1
+    assert choose(training=True) == "triton"  # checked before
+    assert choose(size=16) == "sdpa" and len(gpu.checked) == 1
     monkeypatch.setattr(attention_auto, "is_capturing", lambda device: False)
-    assert choose(training=True) == "triton" and len(gpu.checked) == 2
+    assert choose(size=16) == "triton" and len(gpu.checked) == 2
 
 
 def test_a_capture_is_looked_for_on_the_device_of_the_call(monkeypatch):
@@ -257,7 +243,7 @@ def test_a_compiled_graph_has_checked_kernels(gpu, dynamic):
     torch.compile(disentangled_attention, fullgraph=True, backend="eager", dynamic=dynamic)(
         states, states, states, backend="auto", dropout_p=0.1
     )
-    assert [kernel.dropout for kernel in gpu.checked] == [False, True]
+    assert len(gpu.checked) == 1
 
 
 @pytest.mark.usefixtures("doubling_triton")
@@ -367,14 +353,13 @@ def test_one_thread_at_a_time_checks(gpu, monkeypatch):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_in_a_checkpoint(gpu, monkeypatch, reentrant):
-    """The first choice is made inside of it; with reentrant ones, training is first seen in the backward pass."""
+    """The first choice is made inside of it."""
     real_work(gpu, monkeypatch)
     states = torch.randn(1, 2, 6, 8, dtype=torch.bfloat16, requires_grad=True)
     expected = torch.autograd.grad(attend_to_itself(states).sum(), states)[0]
     attention_auto._faults.clear()
     checkpoint(attend_to_itself, states, use_reentrant=reentrant).sum().backward()
     torch.testing.assert_close(states.grad, expected)
-    assert {kernel.training for kernel in attention_auto._faults} == ({False, True} if reentrant else {True})
 
 
 # ---- models ------------------------------------------------------------------------------------------------------
@@ -423,27 +408,27 @@ def rounding_like_the_kernels(query, key, value, positions, mask, dropout_p, sca
     return functional.dropout(probabilities, dropout_p).to(value.dtype) @ value, None
 
 
-@pytest.mark.parametrize("masks", [{"mask": kind} for kind in MASKS] + [{"causal": True}, {"dropout": True}], ids=str)
+@pytest.mark.parametrize("head_size", [32, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_correct_kernels_pass(monkeypatch, dtype, masks):
+def test_correct_kernels_pass(monkeypatch, dtype, head_size):
     monkeypatch.setitem(BACKENDS, "triton", Backend(rounding_like_the_kernels))
-    for head_size, training in ((32, False), (64, True)):
-        kernel = KernelVariant(CPU, dtype, False, head_size, training, **masks)
-        errors = attention_check.triton_errors(kernel)
-        assert len(errors) == (6 if training else 1)
-        assert all(0 < error < kernel.tolerance / 2 for error in errors.values()), errors
+    kernel = KernelVariant(CPU, dtype, head_size)
+    errors = attention_check.triton_errors(kernel)
+    assert len(errors) == 6 * len(CALLS)
+    assert all(0 < error < kernel.tolerance / 2 for error in errors.values()), errors
 
 
 def changed(**changes):
     """The reference, with some of its inputs changed by functions."""
 
-    def attend(query, key, value, positions, mask, dropout_p, scale):
+    def attend(query, key, value, positions, fields, dropout_p, scale):
         tables = (positions.position_key, positions.position_query)
         given = dict(zip(attention_check.INPUTS, (query, key, value, *tables), strict=True))
-        given |= {"rows": positions.rows_of_distance, "mask": mask.mask}
+        given |= {"rows": positions.rows_of_distance, "mask": fields.mask}
         query, key, value, *tables, rows, mask = [changes.get(name, torch.clone)(given[name]) for name in given]
         positions = RelativePositions.from_tables(*tables, rows)
-        return reference_attention(query, key, value, positions, AttentionMask(mask), 0.0, scale)
+        mask = AttentionMask(mask, fields.documents)
+        return reference_attention(query, key, value, positions, mask, 0.0, scale)
 
     return attend
 
@@ -484,7 +469,7 @@ WRONG = {
     "padding begins too late": changed(mask=lambda mask: mask | (at(mask) == mask[1].sum() + 1)),
     "last token of the row missing": changed(mask=lambda mask: mask & (at(mask) < mask.shape[1] - 1)),
     "near tile without position terms": without_terms(1, 2),
-    "far tile without position terms": without_terms(0, 3),
+    "far tile without position terms": without_terms(1, 4),
     "NaN": with_nan,
 }
 WRONG_GRADIENTS = {
@@ -495,12 +480,11 @@ WRONG_GRADIENTS = {
 
 @pytest.mark.parametrize("case", {**WRONG, **WRONG_GRADIENTS})
 def test_wrong_kernels_are_detected(monkeypatch, case):
+    """In the call without dropout, whose errors name what is wrong."""
     monkeypatch.setitem(BACKENDS, "triton", Backend({**WRONG, **WRONG_GRADIENTS}[case]))
-    kernel = KernelVariant(CPU, torch.bfloat16, False, 64, True)
-    errors = attention_check.triton_errors(kernel)
-    wrong = {name for name, error in errors.items() if not error <= kernel.tolerance}
+    errors = attention_check.errors_in_call(BFLOAT16, CALLS[0])
+    wrong = {name for name, error in errors.items() if not error <= BFLOAT16.tolerance}
     assert wrong == {f"the {case.rpartition(' ')[0]}"} if case in WRONG_GRADIENTS else wrong > {"the context"}
-    assert attention_auto.find_fault(kernel) is not None
 
 
 class DropsOthersBackward(torch.autograd.Function):
@@ -531,33 +515,29 @@ def test_wrong_dropout_is_detected(monkeypatch, wrong):
         return (WRONG_DROPOUT[wrong](probabilities, dropout_p) if dropout_p else probabilities) @ value, None
 
     monkeypatch.setitem(BACKENDS, "triton", Backend(attend))
-    kernel = KernelVariant(CPU, torch.bfloat16, False, 64, True, dropout=True)
-    assert attention_auto.find_fault(kernel) is not None
-    assert attention_auto.find_fault(kernel._replace(dropout=False)) is None
+    for call, has_fault in zip(CALLS, (False, True, True), strict=True):
+        errors = attention_check.errors_in_call(BFLOAT16, call)
+        assert (max(errors.values()) > BFLOAT16.tolerance) == has_fault
 
 
-STRUCTURED = {
-    "documents": {"documents": (torch.arange(20) // 7).expand(2, -1)},
-    "packed": {"batch": 1, "cu_seqlens": torch.tensor([0, 5, 20])},
-    "pairs": {"mask": torch.ones(2, 20, 20, dtype=torch.bool)},
-    "causal": {"causal": True},
-}
+FORGOTTEN = {"documents": "documents", "cu_seqlens": "packed", "mask": "pairs", "causal": "pairs"}
 
 
-@pytest.mark.parametrize("kind", STRUCTURED)
-def test_masks_and_causality_are_checked_where_a_call_has_them(gpu, monkeypatch, kind):
-    """By kernels that forget them, and are used for other calls."""
+@pytest.mark.parametrize("field", FORGOTTEN)
+def test_each_kind_of_mask_is_checked(monkeypatch, field):
+    """By kernels that forget it; those of padding are among `WRONG`."""
 
     def forgetful(query, key, value, positions, mask, dropout_p, scale):
-        padding = mask.mask if mask.mask is not None and mask.mask.dim() == 2 else None
-        forgotten = AttentionMask(padding)
-        return reference_attention(query, key, value, positions, forgotten, dropout_p, scale)
+        if field != "mask" or (mask.mask is not None and mask.mask.dim() == 3):
+            mask = replace(mask, **{field: type(getattr(mask, field))() if field == "causal" else None})
+        probabilities = reference_attention(query, key, value, positions, mask, 0.0, scale)[1]
+        return functional.dropout(probabilities, dropout_p) @ value, None
 
-    monkeypatch.setattr(attention_auto, "triton_errors", attention_check.triton_errors)
-    monkeypatch.setitem(BACKENDS, "triton", replace(BACKENDS["triton"], attend=forgetful))
-    assert choose() == "triton"
-    assert choose(**STRUCTURED[kind]) == "sdpa"
-    assert [str(kernel).endswith(kind) for kernel in attention_auto._faults] == [False, True]
+    monkeypatch.setitem(BACKENDS, "triton", Backend(forgetful))
+    for call in CALLS:
+        errors = attention_check.errors_in_call(BFLOAT16, call)
+        assert (max(errors.values()) > BFLOAT16.tolerance) == (call.mask == FORGOTTEN[field])
+    assert attention_auto.find_fault(BFLOAT16) is not None
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------
