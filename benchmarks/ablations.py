@@ -5,7 +5,6 @@
     python benchmarks/ablations.py recipes --data ../data ...
     python benchmarks/ablations.py causal ...
     python benchmarks/ablations.py rtd ...
-    python benchmarks/ablations.py released --model FOLDER ...
 
 - parts: table 4 of the DeBERTa paper, by masked language modelling with run_mlm.py
 - recipes: --recipe modern beside --recipe paper with the same tokens and peak rate, and the modern one without EMD, or
@@ -13,8 +12,6 @@
   2,000 rows of SST-2 of --data
 - causal: DeBERTa, -AP and -MT as autoregressive models, table 10
 - rtd: replaced token detection with each kind of embedding sharing, section 3.3 of the DeBERTaV3 paper, with run_rtd.py
-- released: the same for a discriminator whose generator is not at hand, such as one that was fine-tuned: the generator
-  starts as its embeddings and first layers, with a new head
 
 All variants of an experiment see the same rows in the same order with the same masks. Runs are added to the result file
 as they finish; runs that are already there are skipped, unless --again repeats them.
@@ -31,12 +28,8 @@ from typing import Any
 from scripts import read_evaluations, run_script
 from table import RESULTS, pairs_by_seed, read_rows, summary
 from timing import record_runs
-from transformers import set_seed
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.tokenization_hf_deberta import load_tokenizer
-
-HEAD_SIZE, LAYERS, BATCH, RTD_WEIGHT, RELEASED_GENERATOR_LAYERS = 64, 4, 8, 50, 3
+HEAD_SIZE, LAYERS, BATCH, RTD_WEIGHT = 64, 4, 8, 50
 NO_DROPOUT = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 FIELDS = {  # name of a part -> fields of the configuration
     "DeBERTa": "",
@@ -77,10 +70,11 @@ def evaluate_recipe(args: argparse.Namespace, folder: Path, seed: str) -> Metric
     return {**metrics, "eval_sst2_accuracy": tuned["eval_accuracy"]}
 
 
-def rtd_flags(steps: int, rows: int) -> dict[str, Any]:
-    """Return the flags of replaced token detection with an evaluation of so many rows every `steps`."""
-    flags = {"eval_strategy": "steps", "eval_steps": max(1, steps), "eval_on_start": True, "max_eval_samples": rows}
-    return {**flags, "rtd_weight": RTD_WEIGHT, "adam_beta2": 0.98}
+def rtd_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the flags of replaced token detection with five evaluations of 200 rows."""
+    flags = {"eval_strategy": "steps", "eval_steps": max(1, args.steps // 5), "eval_on_start": True}
+    flags |= {"max_eval_samples": 200, "generator_layers": 2, "rtd_weight": RTD_WEIGHT}
+    return {**flags, "adam_beta2": 0.98}
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,6 @@ class Experiment:
 MASKED_METRICS = ("validation_loss", "masked_accuracy")
 CAUSAL_METRICS = ("token_perplexity", "word_perplexity", "bits_per_byte")
 RTD_METRICS = ("replaced_found", "original_kept", "rtd_loss", "masked_accuracy", "lm_loss")
-RTD: dict[str, Any] = {"metrics": RTD_METRICS, "length": 64}
 EXPERIMENTS = {
     "parts": Experiment("ablations.csv", PARTS, MASKED_METRICS, 800, 128, 256, 8000),
     "recipes": Experiment(
@@ -123,13 +116,7 @@ EXPERIMENTS = {
         flags=lambda args: {"perplexity_stride": args.length // 2},
     ),
     "rtd": Experiment(
-        "rtd.csv", SHARINGS, **RTD, steps=500, hidden_size=128, vocab_size=1000, generator_layers=2,
-        flags=lambda args: {"generator_layers": 2, **rtd_flags(args.steps // 5, 200)},
-    ),
-    "released": Experiment(
-        "rtd.csv", {"gdes": SHARINGS["gdes"]}, **RTD, steps=200, hidden_size=0, vocab_size=0, needs="model",
-        learning_rate="1e-4", seeds=1, generator_layers=RELEASED_GENERATOR_LAYERS,
-        flags=lambda args: rtd_flags(args.steps // 8, 100),
+        "rtd.csv", SHARINGS, RTD_METRICS, 500, 64, 128, 1000, flags=rtd_flags, generator_layers=2,
     ),
 }  # fmt: skip
 
@@ -139,7 +126,6 @@ def main() -> None:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--train_file", nargs="+", required=True)
     parser.add_argument("--validation_file", nargs="+", required=True)
-    parser.add_argument("--model", type=Path, help="for released: folder of the discriminator")
     parser.add_argument("--data", type=Path, help="for recipes: folder with glue/sst2/train.jsonl")
     for name in ("steps", "length", "hidden_size", "vocab_size", "seeds"):
         parser.add_argument(f"--{name}", type=int, help="default: that of the experiment")
@@ -171,8 +157,7 @@ def describe_setting(args: argparse.Namespace) -> str:
     setting = f"{args.steps} steps of {BATCH} x {args.length}, peak {args.learning_rate}"
     if args.generator_layers:
         setting += f", RTD weight {RTD_WEIGHT}, generator of {args.generator_layers} layers"
-        pair = f"{LAYERS} layers of {args.hidden_size}, {args.vocab_size} pieces, "
-        return setting if args.vocab_size == 0 else pair + setting
+        return f"{LAYERS} layers of {args.hidden_size}, {args.vocab_size} pieces, {setting}"
     setting += f", {args.vocab_size / 1000:g}k Unigram"
     return setting if args.hidden_size == 256 else f"{setting}, width {args.hidden_size}"  # rows without one have 256
 
@@ -190,10 +175,7 @@ def train(args: argparse.Namespace, variant: str, seed: str) -> list[dict[str, s
     flags |= {"max_steps": args.steps, "per_device_train_batch_size": BATCH}
     flags |= {"learning_rate": args.learning_rate, "warmup_steps": 0.1}
     tokenizer = args.work_dir / f"tokenizer_{args.vocab_size}"
-    if experiment.needs == "model":
-        flags |= released_model(args.model, args.work_dir)
-    else:
-        flags |= new_model(args, flags.get("config_overrides", ""), tokenizer)
+    flags |= new_model(args, flags.get("config_overrides", ""), tokenizer)
     metrics = run_script(script, folder, flags)
     if "train_tokenizer" in flags:
         (folder / "tokenizer").rename(tokenizer)
@@ -215,17 +197,6 @@ def new_model(args: argparse.Namespace, changes: str, tokenizer: Path) -> dict[s
     words = [fields, *filter(None, (args.config_fields, changes))]
     vocabulary = {"tokenizer_name": tokenizer} if tokenizer.exists() else {"train_tokenizer": args.vocab_size}
     return {"config_preset": "v3-small", "config_overrides": ",".join(words), **vocabulary}
-
-
-def released_model(model: Path, work_dir: Path) -> dict[str, Any]:
-    """Return the flags of a pair whose generator is made from the discriminator's embeddings and first layers."""
-    folder = work_dir / f"generator_{RELEASED_GENERATOR_LAYERS}"
-    if not folder.exists():
-        config = HfDebertaConfig.from_pretrained(model, num_hidden_layers=RELEASED_GENERATOR_LAYERS)
-        set_seed(1)  # the generator's head is new
-        HfDebertaForMaskedLM.from_pretrained(model, config=config).save_pretrained(folder)
-        load_tokenizer(model).save_pretrained(folder)
-    return {"discriminator_name_or_path": model, "generator_name_or_path": folder}
 
 
 def print_tables(experiment: Experiment, setting: str) -> None:

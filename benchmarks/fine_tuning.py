@@ -25,7 +25,7 @@ from typing import Any
 
 from scripts import run_script, save_encoder
 from table import RESULTS, markdown, mean_and_range, pairs_by_seed, read_rows, summary
-from timing import record_runs, run_parser
+from timing import record_runs
 from transformers import AutoTokenizer
 
 from hf_deberta import export_to_transformers
@@ -100,7 +100,12 @@ TASKS = {
 
 
 def main() -> None:
-    parser = run_parser(__doc__, seeds=3, required=False)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="folder of a checkpoint, ours or released")
+    parser.add_argument("--name", help="its name in the result file; default: that of the folder")
+    parser.add_argument("--data", type=Path, help="folder with glue/cola/train.jsonl, conll2003/train.txt and so on")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds; 0 only prints the table")
+    parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--settings", choices=("uniform", "short"), default="uniform")
     parser.add_argument("--print", metavar="NAME", help="only print the tables of this checkpoint")
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)

@@ -4,9 +4,10 @@
 #     benchmarks/gpu_hour.sh RESULTS [PYTHON]
 #
 # Needs torch with CUDA, transformers, triton and pytest; for the steps "graphs" and "end to end" also datasets and
-# evaluate; uses pytest-xdist, disentangled-flash and flashdeberta where they are installed. Each step has LIMIT seconds (default 590); if one fails, the next goes on. RESULTS gets steps.txt,
-# log.txt and the result files (*.csv). Repeat the command to run what steps.txt does not call finished at this commit.
-# ONLY="check|forward" runs the steps whose name matches; ON=cpu rehearses all with small shapes on a CPU.
+# evaluate; uses pytest-xdist, disentangled-flash and flashdeberta where they are installed. Each step has LIMIT seconds
+# (default 590); if one fails, the next goes on. RESULTS gets steps.txt, log.txt and the result files (*.csv). Repeat the
+# command to run what steps.txt does not call finished at this commit. ONLY="check|forward" runs the steps whose name
+# matches; ON=cpu rehearses all with small shapes on a CPU.
 set -u
 results=$(mkdir -p "$1" && cd "$1" && pwd) || exit 1
 python=${2:-python3}
@@ -31,7 +32,6 @@ step() { # NAME COMMAND...
 tests=("$python" -m pytest -q -m gpu -p no:cacheprovider tests/engines/test_{attention_sdpa,attention_triton,attention_auto,vocabulary_triton}.py)
 "$python" -c "import xdist" 2> /dev/null && tests+=(--numprocesses=8)
 check=("$python" -m hf_deberta gpu-check)
-attention=("$python" -W ignore benchmarks/attention_gpu.py)
 encoder=("$python" -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --repeats 31)
 pretraining=("$python" -W ignore benchmarks/pretraining.py)
 end_to_end=("$python" -W ignore benchmarks/end_to_end.py)
@@ -45,7 +45,6 @@ for backend in sdpa triton; do
 done
 if [ "${ON:-cuda}" = cpu ]; then
     check=(bash -c '"$0" -m hf_deberta gpu-check; test $? = 2' "$python") # there is no GPU to check
-    attention=(env TRITON_INTERPRET=1 "${attention[@]}" --dry_run)
     encoder=("$python" -W ignore benchmarks/encoder.py --preset tiny --repeats 1 --peers in-tree bert "ours sdpa")
     pretraining+=(--device cpu --preset tiny --batch 2 --length 64 --repeats 1)
     end_to_end+=(--preset tiny --rows 64)
@@ -65,7 +64,6 @@ step "whole steps" "${encoder[@]}" --mode step --cases mnli "${short[@]}" --peer
 step "end to end" "${end_to_end[@]}"
 step "whole steps, large" "${encoder[@]}" --mode step --preset $large --cases mnli --peers "${whole[@]}" "${whole_graphs[@]}"
 step "whole steps, compiled" "${encoder[@]}" --mode step --cases mnli "${short[0]}" --peers "${whole_compiled[@]}"
-step attention "${attention[@]}" --lengths 512 2048 8192
 for mode in training forward; do
     step "$mode, short" "${encoder[@]}" --mode $mode --cases "${short[@]}" mnli
     step "$mode, long" "${encoder[@]}" --mode $mode --cases "${long[@]}"
@@ -76,6 +74,5 @@ step pretraining "${pretraining[@]}"
 for mode in training forward; do
     step "$mode, graphs" "${encoder[@]}" --mode $mode --cases "${short[0]}" --peers "${graphs[@]}"
 done
-[ "${ON:-cuda}" = cpu ] || step sweep "${attention[@]}" --sweep --lengths 512 8192
 step tests "${tests[@]}"
 exit $failed

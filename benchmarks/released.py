@@ -2,7 +2,6 @@
 
     python benchmarks/released.py --model FOLDER --texts FILE... --rows pairs.jsonl
     python benchmarks/released.py --print v3-xsmall-nli     # the table in docs/benchmarks.md, from the csv
-    python benchmarks/released.py --model FOLDER --texts FILE... --attention     # the table in docs/reproduction.md
 
 The model is a folder or a name on the Hub. Each line of the texts is one text; of .jsonl files, each string of a row.
 The rows are texts, or pairs of texts (--columns), of which a sequence classifier predicts the labels. Hidden states and
@@ -190,34 +189,6 @@ def weight_rows(model: str) -> Iterator[dict[str, str]]:
     yield make_row("weights changed by export and back", "ours sdpa", str(len(changed)), f"of {len(weights)}")
 
 
-def attention_rows(model: str, batches: list[Batch]) -> list[dict[str, str]]:
-    """Return where the tokens of texts look, layer by layer: mean shares of their attention over heads and tokens.
-
-    The model may be one of Transformers', too. [CLS] is the first token, [SEP] the last; only the tokens between them
-    are counted as queries. `column` is the token between them that a head's queries attend to most.
-    """
-    loaded = load(model, "ours sdpa")[0] if "deberta" in AutoConfig.from_pretrained(model).model_type else None
-    loaded = loaded or transformers.AutoModel.from_pretrained(model, attn_implementation="eager").eval()
-    shares: dict[str, list[torch.Tensor]] = {name: [] for name in ("diagonal", "cls", "sep", "column", "uniform")}
-    for batch in batches:
-        with torch.no_grad():
-            layers = torch.stack(loaded(**batch, output_attentions=True).attentions)
-        for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-            attention = layers[:, row, :, 1 : length - 1, :length].flatten(0, 1)  # [layers * heads, queries, keys]
-            columns = attention.mean(1)
-            shares["diagonal"].append(attention.diagonal(1, 1, 2).mean(-1))
-            shares["cls"].append(columns[:, 0])
-            shares["sep"].append(columns[:, -1])
-            shares["column"].append(columns[:, 1:-1].max(-1).values)
-            shares["uniform"].append(torch.full_like(columns[:, 0], 1 / length))
-    means = {name: torch.stack(values).mean(0).view(len(layers), -1).mean(1) for name, values in shares.items()}
-    means["diagonal_of_largest_head"] = torch.stack(shares["diagonal"]).mean(0).view(len(layers), -1).amax(1)
-    return [
-        {"layer": str(layer + 1), **{name: f"{values[layer]:.4f}" for name, values in means.items()}}
-        for layer in range(len(layers))
-    ]
-
-
 def make_row(measure: str, peer: str, value: str, where: str) -> dict[str, str]:
     return {"measure": measure, "peer": peer, "value": value, "where": where}
 
@@ -229,7 +200,6 @@ def main() -> None:
     parser.add_argument("--model_name", help="its name in the result file; default: that of the folder")
     parser.add_argument("--texts", type=Path, nargs="+", default=[], help="files of real texts")
     parser.add_argument("--rows", type=Path, help="JSON lines for labels")
-    parser.add_argument("--attention", action="store_true", help="measure where the tokens of --texts look, instead")
     parser.add_argument("--columns", nargs="+", default=["premise", "hypothesis"], help="of the text, or of both texts")
     args = parser.parse_args()
     if args.print:
@@ -242,12 +212,6 @@ def main() -> None:
     name = args.model_name or Path(args.model).name
     texts = read_texts(args.texts)
     chosen = [[text] for text in texts[:: max(1, len(texts) // MAX_TEXTS)][:MAX_TEXTS]]  # evenly spread over all
-    if args.attention:
-        for row in attention_rows(args.model, encode(args.model, chosen, 8)):
-            print(", ".join(f"{column} {value}" for column, value in row.items()), flush=True)
-            row = {"model": name, "texts": args.texts[0].stem, **row}
-            record("attention.csv", [row], ("model", "texts", "layer"))
-        return
     measured = [weight_rows(args.model)]
     if texts:
         measured.append(exactness_rows(args.model, encode(args.model, chosen, 8)))

@@ -109,9 +109,6 @@ REPEATS = [
     Repeat("gpu_host.csv", "tests/fake_cuda/host_time.py --seconds 0 --csv {results}/gpu_host.csv",
            ("peer", "mode", "case"), {"python_calls": Limits(times=1.1), "launches": EQUAL, "triton_launches": EQUAL},
            modules=("c++", "triton")),
-    Repeat("attention_triton_aot.csv", "benchmarks/attention_triton_aot.py --arch 90",
-           ("kernel", "arch", "dtype", "head_size", "precision", "tile", "warps", "stages", "triton"),
-           dict.fromkeys(("registers", "stack_bytes", "shared_bytes", "instructions"), EQUAL), modules=("triton",)),
     Repeat("fine_tuning.csv", "benchmarks/fine_tuning.py --model {model} --name v3-xsmall-nli --data {data} "
            "--settings short --who ours --seeds 1 --tasks cola sst2 copa", ("checkpoint", "task", "who", "setting"),
            {"value": SEEDS, "train_loss": SEEDS}),
@@ -119,12 +116,6 @@ REPEATS = [
            "--no_dropout --epochs 1 --learning_rate 1e-4 --max_train_samples 128 --max_eval_samples 100 --seeds 1 "
            "--tasks cola stsb cb", ("checkpoint", "task", "who", "setting"),
            {"value": Limits(margin=0.025), "train_loss": SEEDS}),
-    Repeat("sift.csv", f"benchmarks/sift.py --model {{model}} --name '{NLI}' --data {{data}} --tasks stsb --seeds 1",
-           ("checkpoint", "task", "training", "setting"),
-           dict.fromkeys(("value", "value_typos", "value_drops"), SEEDS)),
-    Repeat("sift_divergence.csv", f"benchmarks/sift.py --divergence --model {{model}} --name '{NLI}' --data {{data}} "
-           "--tasks cola", ("checkpoint", "task", "passes"),
-           {"divergence": Limits(times=1.2), "cosine": Limits(margin=0.05)}),
     Repeat("ablations.csv", f"benchmarks/ablations.py parts {BOOKS} --seeds 1 --variants DeBERTa '- EMD' "
            "--steps 200 --length 64 --hidden_size 128 --vocab_size 4000", ("variant", "setting"),
            dict.fromkeys(("validation_loss", "masked_accuracy"), SEEDS)),
@@ -136,29 +127,31 @@ REPEATS = [
            dict.fromkeys(("replaced_found", "original_kept", "rtd_loss"), SEEDS)),
     Repeat("released.csv", "benchmarks/released.py --model {model} --model_name v3-xsmall-nli "
            "--rows {data}/glue/mnli/validation_matched.jsonl", ("model", "measure", "peer"), {"value": EQUAL}),
-    Repeat("attention.csv", "benchmarks/released.py --attention --model {model} --model_name v3-xsmall-nli "
-           "--texts {data}/text/books_validation.txt", ("model", "texts", "layer"),
-           dict.fromkeys(("diagonal", "cls", "sep"), Limits(margin=0.0005))),
     Repeat("label_agreement.csv", f"benchmarks/label_agreement.py --model {{model}} --model_name '{NLI}' "
            "--file {mnli} --peers 'ours sdpa'", ("model", "data", "peer", "dtype", "settings"),
            {"equal_labels": Limits(margin=10)}),
-    Repeat("token_file.csv", "benchmarks/token_file.py --train_file {books} --tokenizer_name {model} --deduplicate "
-           "--gigabytes 0.1", ("gigabytes", "deduplicate", "bytes"),
-           dict.fromkeys(("documents", "tokens", "duplicates"), EQUAL)),
 ]  # fmt: skip
 NOT_REPEATED = {  # result file -> how to repeat it, and what it needs
     "common_model_tests.csv": "make test-common, which needs a network",
-    "continuation.csv": "benchmarks/continuation.py, an hour",
-    "continuation_losses.csv": "the same",
     "faults.csv": "make faults, an hour",
     "gpu_check.csv": "copied from what hf-deberta gpu-check prints, on a GPU",
-    "gpu_kernels.csv": "copied from torch.profiler over steps like those of attention_gpu.py --sweep and encoder.py",
-    "long_texts.csv": "benchmarks/long_texts.py, an hour",
+    "gpu_kernels.csv": "copied from torch.profiler over attention and steps of encoder.py, on a GPU",
     "pretraining.csv": "benchmarks/pretraining.py --device cpu --batch 8 --no_optimizer, 17 GB of memory",
     "recipes.csv": "benchmarks/ablations.py recipes, an hour",
     "soak.csv": "make soak, an hour",
     "versions.csv": "make test-versions, which needs a network",
 }
+EARLIER_SCRIPTS = {  # result file -> the script of commit c3c2872 that wrote it
+    "attention.csv": "released.py --attention",
+    "attention_triton_aot.csv": "attention_triton_aot.py",
+    "continuation.csv": "continuation.py",
+    "continuation_losses.csv": "continuation.py",
+    "long_texts.csv": "long_texts.py",
+    "sift.csv": "sift.py",
+    "sift_divergence.csv": "sift.py --divergence",
+    "token_file.csv": "token_file.py",
+}
+NOT_REPEATED |= {name: f"benchmarks/{script} of commit c3c2872" for name, script in EARLIER_SCRIPTS.items()}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import csv
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  # folder of the result files
 AMD = "AMD EPYC, 2 threads"  # Zen 5
@@ -77,12 +77,6 @@ def mean_and_range(values: Sequence[float], digits: int = 3) -> str:
     """Return the mean; of several values with the smallest and the largest."""
     low, high = min(values), max(values)
     return f"{mean(values):.{digits}f}" + (f" ({low:.{digits}f} to {high:.{digits}f})" if len(values) > 1 else "")
-
-
-def mean_and_deviation(values: Sequence[float], sign: str = "", digits: int = 3) -> str:
-    """Return the mean; of several values with their standard deviation. `sign` "+" is printed before positive ones."""
-    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):{sign}.{digits}f}{deviation}"
 
 
 def grouped(rows: list[dict[str, str]], by: tuple[str, ...]) -> dict[tuple[str, ...], list[dict[str, str]]]:

@@ -1,6 +1,5 @@
 """Result files, whose rows record machine, versions and date; peaks of memory; peers that fail."""
 
-import argparse
 import csv
 import ctypes
 import datetime
@@ -135,18 +134,6 @@ def write_rows(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
 def record(file_name: str, rows: list[dict], key: tuple[str, ...], device: str = "cpu") -> None:
     """Write rows with date, machine and versions; they replace those of the same machine and values of `key`."""
     write_rows(RESULTS / file_name, [{**row, **environment(device)} for row in rows], (*key, "machine"))
-
-
-def run_parser(description: str, seeds: int, required: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with the flags of all benchmarks that train a checkpoint on tasks."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=required, help="folder of a checkpoint, ours or released")
-    parser.add_argument("--name", help="its name in the result file; default: that of the folder")
-    data = "folder with glue/cola/train.jsonl, conll2003/train.txt and so on"
-    parser.add_argument("--data", type=Path, required=required, help=data)
-    parser.add_argument("--seeds", type=int, default=seeds, help="number of seeds; 0 only prints the table")
-    parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
-    return parser
 
 
 def record_runs(

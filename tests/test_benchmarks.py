@@ -2,18 +2,13 @@
 
 import csv
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from test_parity_with_transformers import in_tree
-
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.engines.attention_triton_operator import LAUNCHES
 
 
 @pytest.mark.slow
@@ -66,33 +61,6 @@ def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):
 def test_the_drawing_comes_from_the_results(load):
     figure = load("figure")
     assert figure.TARGET.read_text(encoding="utf-8") == figure.figure(), "run python benchmarks/figure.py"
-
-
-def test_operations_and_parameters_beside_bert(load):
-    sizes = load("model_sizes")
-    config = HfDebertaConfig.from_preset("v3-base", vocab_size=1000)
-    bert = transformers.BertConfig(vocab_size=1000, type_vocab_size=1)
-    with torch.device("meta"):
-        expected = transformers.BertForMaskedLM(bert).num_parameters()
-    measured = sizes.measure(HfDebertaConfig.from_preset("v3-base", vocab_size=1000, **sizes.BERT), 512)
-    assert measured.parameters == expected - 768  # BERT's embedding of token types
-    assert measured.encoder == 12 * (2 * 12 * 768**2 + 2 * 2 * 512 * 768)
-    deberta = sizes.measure(config, 512)
-    projections = 2 * 12 * 2 * 512 * 768**2 / 512  # of the table's 512 rows, for keys and queries
-    assert deberta.encoder - measured.encoder == 12 * 2 * 2 * 512 * 768 + projections
-
-
-def test_memory_has_the_logits_of_the_predicted_tokens(load):
-    sizes = load("model_sizes")
-
-    def needed(vocab_size: int) -> float:
-        with torch.device("meta"):
-            config = HfDebertaConfig.from_preset("tiny", vocab_size=vocab_size)
-            model = HfDebertaForMaskedLM(config).bfloat16().train()
-        return sizes.plan(model, batch=2, length=64)[2]
-
-    predicted, parameters = 0.15 * 2 * 64, 1000 * 32 + 1000  # of 1000 tokens: embeddings, and the bias of the head
-    assert needed(2000) - needed(1000) == pytest.approx(4 * 1000 * predicted + 4 * parameters + 4 * 1000 * 32)
 
 
 @pytest.mark.slow
@@ -179,34 +147,3 @@ def test_every_result_file_is_repeated_or_says_why_not(load):
     repeated = {repeat.result_file for repeat in reproduce.REPEATS}
     assert repeated.isdisjoint(reproduce.NOT_REPEATED)
     assert repeated | reproduce.NOT_REPEATED.keys() == {path.name for path in reproduce.RESULTS.glob("*.csv")}
-
-
-def test_shares_of_equal_attention(load, tmp_path):
-    """Queries of zeros attend to all real tokens alike, and padding is left out."""
-    model = transformers.BertModel(
-        transformers.BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
-    )
-    for layer in model.encoder.layer:
-        torch.nn.init.zeros_(layer.attention.self.query.weight)
-    model.save_pretrained(tmp_path)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]])
-    batch = {"input_ids": torch.randint(5, 60, (2, 8)), "attention_mask": mask}
-    rows = load("released").attention_rows(str(tmp_path), [batch])
-    assert [row["layer"] for row in rows] == ["1", "2"]
-    equal = f"{(1 / 8 + 1 / 4) / 2:.4f}"
-    assert all(value == equal for row in rows for name, value in row.items() if name != "layer")
-
-
-@pytest.mark.slow
-def test_kernels_compile_for_gpus_of_amd(load):
-    """For gfx942 as they would be launched there: with its matrix instructions, and no register spilled."""
-    compiler = pytest.importorskip("triton.backends.compiler")
-    aot = load("attention_triton_aot")
-    tile, launches = LAUNCHES["AMD"]
-    constants = {**aot.CONSTANTS, "T": tile, "D": 64, "PRECISION": "ieee"}
-    for name, kernel, values, column in aot.kernels(constants):
-        target = compiler.GPUTarget("hip", "gfx942", 64)
-        code = aot.compile_kernel(kernel, target, "bf16", values, *launches[column]).asm["amdgcn"]
-        assert "v_mfma" in code, name
-        assert re.search(r"\.vgpr_spill_count: *0$", code, re.MULTILINE), name
-        assert re.search(r"\.private_segment_fixed_size: *0$", code, re.MULTILINE), name

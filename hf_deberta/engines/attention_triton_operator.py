@@ -15,7 +15,7 @@ import torch
 
 # tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients, and any kernel if a head
 # has more than 64 channels. More warps than a sixteenth of the tokens compute products twice, or read factors twice:
-# `times_computed` and `near_shared_cycles` in benchmarks/attention_triton_aot.py
+# `times_computed` and `near_shared_cycles` in benchmarks/results/attention_triton_aot.csv
 LAUNCHES = {
     "Hopper": (64, ((4, 2), (4, 1), (4, 1), (4, 1))),
     "Blackwell": (64, ((8, 2), (8, 2), (8, 1), (8, 1))),

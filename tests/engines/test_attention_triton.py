@@ -447,6 +447,54 @@ def test_one_mask_serves_calls_of_other_sizes_and_tables():
         assert torch.equal(found, expected)
 
 
+KINDS = {  # of arguments that do not have the type of the states
+    "i32": ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots"),
+    "*i32": ("spans", "places", "kept"),
+    "*fp32": ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta", "far_gradient", "gradient"),
+    "*i64": ("seed",),
+    "*u8": ("mask",),
+    "fp32": ("scale", "dropout_p"),
+}
+
+
+@pytest.mark.slow
+@installed
+@pytest.mark.skipif(INTERPRETING, reason="compiles")
+@pytest.mark.parametrize(
+    "name, launch, keys",
+    [
+        ("forward_kernel", 0, False),
+        ("own_gradients_kernel", 1, False),
+        ("own_gradients_kernel", 1, True),
+        ("table_gradients_kernel", 2, False),
+    ],
+)
+def test_kernels_compile_for_gpus_of_amd(name, launch, keys):
+    """For gfx942 as they would be launched there: with its matrix instructions, and no register spilled."""
+    from triton import compile as compile_source
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from hf_deberta.engines import attention_triton_backward, attention_triton_forward
+
+    kernel = getattr(attention_triton_forward, name, None) or getattr(attention_triton_backward, name)
+    tile, launches = LAUNCHES["AMD"]
+    warps, stages = launches[launch]
+    flags = dict.fromkeys(("C2P", "P2C", "FAR", "OWN", "OTHER", "KEEP"), True)
+    flags |= {"KEYS": keys, "CAUSAL": False, "PACKED": False, "DROPOUT": False, "MASK": "none", "PRECISION": "ieee"}
+    constants = {name: value for name, value in {**flags, "T": tile, "D": 64}.items() if name in kernel.arg_names}
+    signature = dict.fromkeys(kernel.arg_names, "*bf16") | dict.fromkeys(constants, "constexpr")
+    signature |= {name: kind for kind, names in KINDS.items() for name in names if name in kernel.arg_names}
+    aligned = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature, constants, attributes)
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    code = compile_source(source, target=GPUTarget("hip", "gfx942", 64), options=options).asm["amdgcn"]
+    assert "v_mfma" in code
+    assert re.search(r"\.vgpr_spill_count: *0$", code, re.MULTILINE)
+    assert re.search(r"\.private_segment_fixed_size: *0$", code, re.MULTILINE)
+
+
 # arguments of inputs_of, arguments of the call, constants of the module, what the warning says
 LIMITS = {
     "float64": ({"dtype": torch.float64}, {}, {}, "float16, bfloat16 and float32, not torch.float64"),
