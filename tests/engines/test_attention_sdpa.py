@@ -149,9 +149,7 @@ def test_an_empty_batch(backend):
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("device_path", [False, True], ids=["CPU", "device"])
-def test_one_mask_serves_calls_of_other_lengths_and_tables(device_path, causal, backend, monkeypatch):
-    monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: device_path)
+def test_one_mask_serves_calls_of_other_lengths_and_tables(causal, backend):
     torch.manual_seed(0)
     shared = AttentionMask(causal=causal)
     for length, distance in ((1, 12), (9, 12), (9, 24), (5, 12)):
@@ -215,25 +213,6 @@ def assert_dropout_keeps_the_mean():
     assert ((noisy.mean(0) - plain).abs() < 5 * error + 1e-6).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("length", [50, 300])
-@torch.no_grad()
-def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
-    """At 300 tokens, in blocks of 64, far keys are plain attention."""
-    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 64)
-    torch.manual_seed(0)
-    rows = rows_of_distances(64, 16)
-    tensors = [torch.randn(2, HEADS, length, 16) for _ in range(3)] + [torch.randn(HEADS, 32, 16) for _ in range(2)]
-    exact, _ = attend(*[t.double() for t in tensors], rows_of_distance=rows)
-    errors = {}
-    for backend in ("eager", "sdpa"):
-        found, _ = attend(*[t.to(dtype) for t in tensors], rows_of_distance=rows, backend=backend)
-        errors[backend] = (found.double() - exact).abs().max()
-    # the bias is rounded to the dtype before the softmax: two more roundings of scores of this size
-    scores = 4 * torch.finfo(dtype).eps * exact.abs().max()
-    assert errors["sdpa"] <= 2 * errors["eager"] + 2 * scores
-
-
 @pytest.mark.parametrize("kind", ["all", "padding", "packed, longest"])
 @pytest.mark.parametrize("sizes", SIZES, indirect=True)
 def test_second_derivatives_equal_the_reference(sizes, kind):
@@ -268,10 +247,14 @@ def test_function_transforms_past_one_block(monkeypatch):
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("dtype, largest_score", [(torch.bfloat16, 300), (torch.float16, 300), (torch.float16, 10**5)])
-def test_large_scores_in_half_precision_are_as_exact_as_in_the_reference(dtype, largest_score, requires_grad):
+@pytest.mark.parametrize("length", [12, 200])
+def test_large_scores_in_half_precision_are_as_exact_as_in_the_reference(
+    length, dtype, largest_score, requires_grad, monkeypatch
+):
     """A bias in bfloat16 rounds scores of 300 to even numbers; in float16 it ends at 65504."""
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 64)  # so 200 tokens have far keys
     torch.manual_seed(0)
-    query, key, value = torch.randn(3, 2, 2, 12, 16, dtype=torch.float64) * (largest_score / 300) ** 0.5
+    query, key, value = torch.randn(3, 2, 2, length, 16, dtype=torch.float64) * (largest_score / 300) ** 0.5
     tables = torch.randn(2, 2, 64, 16, dtype=torch.float64) * largest_score / 4 / (largest_score / 300) ** 0.5
     low = [tensor.to(dtype).requires_grad_(requires_grad) for tensor in (query, key, value, *tables)]
     rows = rows_of_distances(64, 32)
