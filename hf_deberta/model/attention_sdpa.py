@@ -67,7 +67,8 @@ def sdpa_attention(
     with without_autocast(query.device):
         query, key, wide_value = query.to(dtype) * scale, key.to(dtype), value.to(dtype)
         if positions is not None:
-            positions = positions.scaled(scale, wide)  # adds up gradients of shared rows
+            # in half precision the gradients of rows that many distances share would lose most digits
+            positions = positions.scaled(scale, wide)
         context = attend_in_blocks(query, key, wide_value, positions, mask, dropout_p)
     return context.to(value.dtype), None
 
