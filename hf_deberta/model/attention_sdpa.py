@@ -87,15 +87,17 @@ def attend_in_blocks(
     size = DEVICE_BLOCK if query.device.type != "cpu" else TRAINING_BLOCK if training else QUERY_BLOCK
     # a loop, or a comparison of lengths, would tie a graph to them; torch.func does not support checkpoints
     in_one_block = in_captured_graph() or in_torch_func() or query.shape[2] <= size
-    tables, saturation = None, 0
+    tables, saturation, all_near = None, 0, True
     if positions is not None and mask.query_positions is None:
         saturation = max(positions.saturation, 1)
-        reach = key.shape[2] if in_one_block else min(key.shape[2], size + saturation)
+        # few far keys would save less than it costs to lay their bias beside the other
+        all_near = in_one_block or key.shape[2] <= size + 2 * saturation
+        reach = key.shape[2] if all_near else size + saturation
         tables = distance_tables(positions, reach).to(query.dtype)
 
     def attend(block: torch.Tensor, start: int) -> torch.Tensor:
         bias = None
-        if tables is not None and in_one_block:
+        if tables is not None and all_near:
             bias = position_bias(block, key, tables, start)
         elif tables is not None:
             bias = bias_with_far_keys(block, key, tables, start, saturation)

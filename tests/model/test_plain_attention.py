@@ -34,8 +34,9 @@ def test_output_and_gradients_equal_the_reference(table, kind):
 
 @pytest.mark.parametrize("buckets", [0, 256], ids=["v1", "v3"])
 def test_far_keys_of_released_tables(buckets, monkeypatch):
-    """Forward in blocks of 256, backward in blocks of 512."""
     monkeypatch.setitem(BACKENDS, "sdpa", Backend(attention_sdpa.sdpa_attention))
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 64)
+    monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", 70)
     torch.manual_seed(0)
     rows, length = rows_of_distances(512, buckets), 1100
     leaves = [leaf(2, 1, length, 2) for _ in range(3)] + [leaf(1, 2 * (buckets or 512), 2) for _ in range(2)]
