@@ -24,7 +24,7 @@ from torch import nn
 from hf_deberta.export.transformers_format import check_no_adapters
 from hf_deberta.in_tree.attention_weights import attention_weights, concatenate_projections
 from hf_deberta.model.attention_sdpa import distance_tables
-from hf_deberta.model.batch_layout import AttentionMask, BatchLayout
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.modeling_heads import (
     HfDebertaForEntityChoice,
     HfDebertaForMultipleChoice,
@@ -106,8 +106,8 @@ class GraphAttention(nn.Module):
     def __init__(self, attention: HfDebertaSelfAttention, table: torch.Tensor | None, window: TableWindow | None):
         """`table`: the whole relative table [R, hidden]; `window`: its rows."""
         super().__init__()
-        self.heads = attention.config.num_attention_heads
         weights = attention_weights(attention)
+        self.heads = len(weights.query[0]) // weights.table.head_size
         self.query = GraphLinear(*weights.query)
         self.key_value = GraphLinear(*concatenate_projections(weights.key, weights.value))
         falling = rising = constant = None
@@ -130,12 +130,11 @@ class GraphAttention(nn.Module):
         self,
         states: torch.Tensor,  # [B, N, hidden]; [B, 1, hidden] or [1, documents, hidden] with positions
         keys: tuple[torch.Tensor, torch.Tensor, GraphLayout],
-        mask: AttentionMask,  # whose query positions, if any, are those of the first real tokens
-        output_attentions: bool = False,
+        layout: BatchLayout,  # whose query positions, if any, are those of the first real tokens
     ) -> tuple[torch.Tensor, None]:
         """The context of the queries, and no probabilities."""
         key, value, graph_layout = keys
-        query, query_positions = self.query(states), mask.query_positions
+        query, query_positions = self.query(states), layout.attention_mask.query_positions
         if query_positions is None:
             (query,) = self.split(query, graph_layout.tokens)
         else:

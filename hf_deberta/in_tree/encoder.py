@@ -133,9 +133,8 @@ def attention_forward(in_tree: Callable) -> Callable:
         projection = table_projection_of(self)
         positions = projection.relative_positions(rel_embeddings, layout.window, layout.largest_span(), self)
         dropout_p = self.dropout.p if self.dropout.training else 0.0
-        backend = "eager" if output_attentions else _attn_implementation
         states, probabilities = attend(
-            query, key, value, positions, layout.attention_mask, dropout_p, projection.scale, backend
+            query, key, value, positions, layout.attention_mask, dropout_p, projection.scale, layout.backend
         )
         return states.transpose(1, 2).flatten(2), probabilities
 
@@ -229,6 +228,8 @@ def shared_by_layers(
     unpads = can_read_values(states) and not in_reference_mode()
     if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
         layout = unpad(layout, states.shape[-1])
+    backend = "eager" if output_attentions else _attn_implementation
+    layout = replace(layout, backend=backend, output_attentions=output_attentions)
     warn_past_largest_distance(layout.largest_span(), distance_parameters(encoder), "hf_deberta.enable")
     if getattr(encoder, "rel_embeddings", None) is None:  # no relative attention, or hf_deberta.optimize() took it
         return layout, None

@@ -143,6 +143,8 @@ class BatchLayout:
     position_ids: torch.Tensor | None  # [B or 1, N], as given, or counted from the start of each document
     length: int  # N
     device: torch.device
+    backend: str = "auto"  # of attention
+    output_attentions: bool = False  # return probabilities; the backend is then "eager"
     window: TableWindow | None = None  # of the relative table; None without relative positions
     unpadding: Any = None  # engines.unpadding.Unpadding, if the layers compute one row of real tokens
     padded: "BatchLayout | None" = None  # the batch [B, N], if so

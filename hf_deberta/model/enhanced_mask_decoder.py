@@ -247,7 +247,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         max_predictions_per_row = kwargs.get("max_predictions_per_row")
         sparse = self._uses_sparse_prediction(kwargs.get("sparse_prediction"), max_predictions_per_row)
         uses_decoder = self.config.uses_mask_decoder
-        encoded = self.deberta.encoder(embeddings, layout, *output_flags, skip_last=uses_decoder)
+        encoded = self.deberta.encoder(embeddings, layout, output_flags.hidden_states, skip_last=uses_decoder)
         states = encoded.last_hidden_state
         if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
             encoded = self._with_last_layer(encoded, layout, output_flags.hidden_states)
@@ -326,9 +326,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     ) -> BaseModelOutput:
         """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
-        needs_attentions = encoded.attentions is not None
         table, layout = encoder.position_table(layout)
-        last, probabilities = encoder.layer[-1](before_last, table, layout, output_attentions=needs_attentions)
+        last, probabilities = encoder.layer[-1](before_last, table, layout)
         layers = self.config.num_hidden_layers
         last_state: Any = scatter(last, layout) if layers in kept_states(output_hidden_states, layers + 1) else None
         return BaseModelOutput(

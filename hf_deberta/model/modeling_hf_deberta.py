@@ -18,7 +18,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention import attend, attention_scale
-from .batch_layout import AttentionMask, BatchLayout, check_one_document, gather, scatter, unpadded
+from .batch_layout import BatchLayout, check_one_document, gather, scatter, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, may_hold_padding, product_dtype, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
@@ -107,7 +107,7 @@ class HfDebertaSelfAttention(nn.Module):
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
-        self.config = config
+        self.share_att_key = config.share_att_key
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
         self.head_size = width // config.num_attention_heads
@@ -115,7 +115,7 @@ class HfDebertaSelfAttention(nn.Module):
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)
-        if not config.share_att_key:
+        if not self.share_att_key:
             if {"c2p", "p2p"} & set(self.terms):
                 self.pos_key_proj = nn.Linear(width, width, bias=key_bias)
             if {"p2c", "p2p"} & set(self.terms):
@@ -127,17 +127,16 @@ class HfDebertaSelfAttention(nn.Module):
         self,
         states: torch.Tensor,  # [B, Q, hidden], of the queries
         keys: ProjectedKeys,
-        mask: AttentionMask,
-        output_attentions: bool = False,
+        layout: BatchLayout,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The context [B, Q, hidden] of each query, and attention probabilities if requested."""
         query = linear(self.query_proj, keys.inputs if states is keys.states else states)
         query = split_heads(query, self.head_size)
         dropout_p = self.dropout.p if self.dropout.training else 0.0
         context, probabilities = attend(
-            query, keys.key, keys.value, keys.relative, mask, dropout_p, self.scale, self.backend(output_attentions)
+            query, keys.key, keys.value, keys.relative, layout.attention_mask, dropout_p, self.scale, layout.backend
         )
-        return context.transpose(1, 2).flatten(2), probabilities if output_attentions else None
+        return context.transpose(1, 2).flatten(2), probabilities if layout.output_attentions else None
 
     def project_keys(
         self, states: torch.Tensor, position_table: torch.Tensor | None, layout: BatchLayout
@@ -151,16 +150,9 @@ class HfDebertaSelfAttention(nn.Module):
         value = split_heads(linear(self.value_proj, inputs), self.head_size)
         return ProjectedKeys(key, value, relative, states, inputs)
 
-    def backend(self, output_attentions: bool) -> str:
-        """The configured backend, or "eager" for attention probabilities."""
-        backend = str(self.config._attn_implementation)
-        if output_attentions and backend not in ("auto", "eager"):
-            logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
-        return "eager" if output_attentions else backend
-
     def table_projection(self) -> TableProjection:
         """The projection of the relative table: with the content's matrices (v2, v3), or with its own (v1)."""
-        shared, terms = self.config.share_att_key, set(self.terms)
+        shared, terms = self.share_att_key, set(self.terms)
         key = self.key_proj if shared else getattr(self, "pos_key_proj", None)
         query = self.query_proj if shared else getattr(self, "pos_query_proj", None)
         return TableProjection(
@@ -195,10 +187,10 @@ class HfDebertaAttention(nn.Module):
         self.output = HfDebertaResidual(config, config.hidden_size)
 
     def forward(
-        self, states: torch.Tensor, keys: ProjectedKeys, mask: AttentionMask, output_attentions: bool = False
+        self, states: torch.Tensor, keys: ProjectedKeys, layout: BatchLayout
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """New states [B, Q, hidden] of the queries, and attention probabilities if requested."""
-        context, probabilities = self.self(states, keys, mask, output_attentions)
+        context, probabilities = self.self(states, keys, layout)
         return self.output(context, states), probabilities
 
 
@@ -230,13 +222,12 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]; `layout.for_queries` has their positions
         steps: int = 1,  # how often the layer is applied to the queries, with the same keys and values
-        output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """New states of the queries, by default of all tokens, and attention probabilities if requested."""
         states = hidden_states if query_states is None else query_states
         keys = self.attention.self.project_keys(hidden_states, position_table, layout)
         for _ in range(steps):
-            attended, probabilities = self.attention(states, keys, layout.attention_mask, output_attentions)
+            attended, probabilities = self.attention(states, keys, layout)
             states = self.output(self.intermediate(attended), attended)
         return states, probabilities
 
@@ -288,7 +279,6 @@ class HfDebertaEncoder(nn.Module):
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden], the embeddings
         layout: BatchLayout,
-        output_attentions: bool = False,
         output_hidden_states: bool | int | list[int] = False,
         skip_last: bool = False,
         query_positions: torch.Tensor | None = None,  # [B, Q]
@@ -305,7 +295,9 @@ class HfDebertaEncoder(nn.Module):
         states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in kept else None]
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
-        last_layer_for_all_tokens = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
+        last_layer_for_all_tokens = (
+            layout.output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
+        )
         for i, layer in enumerate(list(self.layer)[:-1] if skip_last else self.layer):
             query_states = None
             if i == last and query_positions is not None and not last_layer_for_all_tokens:
@@ -313,20 +305,18 @@ class HfDebertaEncoder(nn.Module):
                     gather_positions(hidden_states, query_positions),
                     layout.for_queries(query_positions),
                 )
-            hidden_states, probabilities = layer(
-                hidden_states, table, layout, query_states, output_attentions=output_attentions
-            )
+            hidden_states, probabilities = layer(hidden_states, table, layout, query_states)
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, layout.token_mask, layout.documents)
             states.append(scatter(hidden_states, layout) if i + 1 in kept else None)
-            if output_attentions:
+            if layout.output_attentions:
                 attentions.append(probabilities)
         if last_layer_for_all_tokens:
             hidden_states = gather_positions(hidden_states, query_positions)
         return BaseModelOutput(
             last_hidden_state=hidden_states,
             hidden_states=cast(tuple[torch.Tensor, ...], tuple(states)) if kept else None,
-            attentions=tuple(attentions) if output_attentions else None,
+            attentions=tuple(attentions) if layout.output_attentions else None,
         )
 
 
@@ -406,10 +396,10 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             check_one_document(position_ids)
         if first_token_only:
             positions = layout.pooled_positions().expand(embeddings.shape[0], -1)
-            encoded = self.encoder(embeddings, layout, *flags, query_positions=positions)
+            encoded = self.encoder(embeddings, layout, flags.hidden_states, query_positions=positions)
             encoded.last_hidden_state = layout.scatter_pooled(encoded.last_hidden_state, positions)
         else:
-            encoded = self.encoder(embeddings, layout, *flags)
+            encoded = self.encoder(embeddings, layout, flags.hidden_states)
             encoded.last_hidden_state = scatter(encoded.last_hidden_state, layout)
         return encoded
 
@@ -445,11 +435,19 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             attention_mask, position_ids, cu_seq_lens_q, shape, tokens.device, causal, kwargs.get("max_length_q")
         )
         flags = self.output_flags(**kwargs)
+        layout = replace(layout, backend=self._backend(flags.attentions), output_attentions=flags.attentions)
         returns_states = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
         layout = unpadded(layout, self.config, returns_states, num_real_tokens)
         if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
             warn_past_largest_distance(layout.largest_span(), self.encoder.distance_parameters, "from_pretrained")
         return layout
+
+    def _backend(self, output_attentions: bool) -> str:
+        """The configured backend, or "eager" for attention probabilities."""
+        backend = str(self.config._attn_implementation)
+        if output_attentions and backend not in ("auto", "eager"):
+            logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
+        return "eager" if output_attentions else backend
 
     def embed(
         self,

@@ -92,7 +92,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
         embeddings = self.deberta.embed(layout, input_ids, token_type_ids, inputs_embeds)
-        encoded = self.deberta.encoder(embeddings, layout, *output_flags)
+        encoded = self.deberta.encoder(embeddings, layout, output_flags.hidden_states)
         states = encoded.last_hidden_state
         first = layout.first_token_positions().expand(states.shape[0], -1).to(states.device)
         logits = self.mask_predictions(states, gather_positions(states, first))

@@ -43,7 +43,6 @@ class FusedLayer(InferenceOnly):
         super().__init__()
         refuse_methods(self)
         layer = encoder.layer[number]
-        self.config: Any = getattr(encoder, "config", None)
         self.dtype = dtype
         weights = attention_weights(layer.attention.self)
         query, key, value, head_size = weights.query, weights.key, weights.value, weights.table.head_size
@@ -78,10 +77,9 @@ class FusedLayer(InferenceOnly):
         layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]
         steps: int = 1,
-        output_attentions: bool = False,
     ) -> tuple[torch.Tensor, None]:
         """New states of the queries, which `HfDebertaLayer.forward` describes; a gradient through them is an error."""
-        self.check_call(hidden_states, output_attentions)
+        self.check_call(hidden_states, layout.output_attentions)
         with torch.no_grad():
             states = self.compute(hidden_states, layout, query_states, steps)
         if torch.is_grad_enabled():
@@ -91,7 +89,7 @@ class FusedLayer(InferenceOnly):
     def compute(
         self, hidden_states: torch.Tensor, layout: BatchLayout, query_states: torch.Tensor | None, steps: int
     ) -> torch.Tensor:
-        mask, rows, backend = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1)), self.backend()
+        mask, rows, backend = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1)), layout.backend
         if query_states is None and steps == 1:
             batch, tokens, _ = hidden_states.shape
             attended = self.attention.attend_whole_texts(self.query_key_value(rows), mask, (batch, tokens), backend)
@@ -106,9 +104,6 @@ class FusedLayer(InferenceOnly):
             attended = self.attention.attend_with_any_mask(query, key, value, mask, backend)
             states = self.feed_forward(attended, rows)[: states.shape[0] * states.shape[1]].view(states.shape)
         return states
-
-    def backend(self) -> str:
-        return str(self.config._attn_implementation)
 
     def feed_forward(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The layer after its attention, of rows: output projection, feed-forward network, residuals, LayerNorms."""
@@ -145,7 +140,4 @@ class FusedInTreeLayer(FusedLayer):
     ) -> tuple[torch.Tensor, None]:
         if self.clamps not in (None, present_options()[1]):
             refuse("enable() had another clamp_relative_distance then")
-        return super().forward(hidden_states, None, attention_mask, query_states, output_attentions=output_attentions)
-
-    def backend(self) -> str:
-        return present_options()[0]
+        return super().forward(hidden_states, None, attention_mask, query_states)

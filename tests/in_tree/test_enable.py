@@ -224,7 +224,7 @@ def context_of(attention, states, *others):
     """The context that a layer's attention computes from the layer's inputs, in this package or in Transformers."""
     if isinstance(attention, HfDebertaSelfAttention):
         table, layout, *_ = others
-        return attention(states, attention.project_keys(states, table, layout), layout.attention_mask)[0]
+        return attention(states, attention.project_keys(states, table, layout), layout)[0]
     layout, _, _, table, *_ = others
     return attention(states, layout, False, None, None, table)[0]
 
