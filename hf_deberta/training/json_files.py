@@ -41,12 +41,16 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Give a temporary path to write to; it is renamed to `path` when the block ends without an error.
 
+    It is on the disk by then: if the power fails, `path` is not there or complete.
+
     >>> with atomic_write(Path("seeds.json")) as unfinished:
     ...     unfinished.write_text("{}")
     """
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         yield unfinished
+        with open(unfinished, "r+b") as file:
+            os.fsync(file.fileno())
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
