@@ -11,21 +11,30 @@ computes a batch of its own. Writes benchmarks/results/scoring.csv.
 import argparse
 import random
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import torch
 import transformers
 from timing import record
+from tqdm import tqdm
 
 from hf_deberta.gpu_check import time_interleaved
-from hf_deberta.scoring import ScoreSettings, TextClassifier, score_file
+from hf_deberta.scoring import ScoreSettings, TextClassifier, label_files
 
 WORDS = ["the", "man", "is", "on", "a", "dog", "and", "in", "of", "to", "not", "with"]
 LENGTHS = (12, 300)  # smallest and largest
 TOKENS_PER_BATCH = 4096  # of ours
+
+
+def on_cores(cores: int, call: Callable[[], Any]) -> None:
+    """Call with so many cores for an operation; a TextClassifier has set one, its threads compute side by side."""
+    torch.set_num_threads(cores)
+    call()
 
 
 def main() -> None:
@@ -40,7 +49,6 @@ def main() -> None:
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    torch.set_num_threads(args.threads)
     draw = random.Random(0)
     lengths = [draw.randint(*LENGTHS) for _ in range(args.documents)]
     texts = [" ".join(draw.choices(WORDS, k=length - 2)) for length in lengths]
@@ -48,16 +56,17 @@ def main() -> None:
     by_length = sorted(texts, key=len, reverse=True)
     peers = {}
     for size in args.batch_sizes:
-        peers[f"pipeline, batches of {size}"] = partial(pipe, texts, batch_size=size)
-        if size > 1:
-            peers[f"pipeline, batches of {size}, sorted"] = partial(pipe, by_length, batch_size=size)
+        for order, rows in {"": texts, **({", sorted": by_length} if size > 1 else {})}.items():
+            call = partial(pipe, rows, batch_size=size)
+            peers[f"pipeline, batches of {size}{order}"] = partial(on_cores, args.threads, call)
     with tempfile.TemporaryDirectory() as temporary:
         source, target = Path(temporary) / "in.parquet", Path(temporary) / "out.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), source)
         for dtype in args.dtypes:
             options = ScoreSettings(args.model, tokens_per_batch=TOKENS_PER_BATCH, cores=args.threads, dtype=dtype)
-            call = partial(score_file, TextClassifier(options), source, target)
-            peers[f"score, {dtype}, {TOKENS_PER_BATCH} tokens a batch"] = call
+            classifier, progress = TextClassifier(options), tqdm(total=0, disable=True)
+            call = partial(label_files, {target: source}, options, classifier, progress)
+            peers[f"score, {dtype}, {TOKENS_PER_BATCH} tokens a batch"] = partial(on_cores, 1, call)
             call()
             scores = pyarrow.parquet.read_table(target)["score"].to_pylist()[:16]
             differences = [abs(row["score"] - own) for row, own in zip(pipe(texts[:16]), scores, strict=True)]

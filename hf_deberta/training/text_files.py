@@ -13,7 +13,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, groupby, zip_longest
 from pathlib import Path
@@ -24,11 +24,11 @@ from hf_deberta.training.errors import InputError, describe, one_line
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
-# csv.writer quotes fields with a character of the line end. In tsv quotation marks are text, as in files of GLUE.
-DIALECTS: dict[str, dict[str, Any]] = {
-    "csv": {"strict": True, "lineterminator": "\r\n"},
-    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None, "lineterminator": "\r\n"},
+DIALECTS: dict[str, dict[str, Any]] = {  # in tsv quotation marks are text, as in files of GLUE
+    "csv": {"delimiter": ",", "strict": True},
+    "tsv": {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None},
 }
+NEEDS_QUOTES = re.compile('[",\r\n]')  # in csv
 CARRIAGE_RETURN = "\udc0d"  # stands for one inside a line, which csv.reader would end; no UTF-8 holds this character
 # An escape in JSON; its group is half of a surrogate pair, which no text has.
 ESCAPE = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.")
@@ -54,12 +54,12 @@ def read_documents(file: str | Path, sample_by: str = "line") -> Iterator[str]:
     elif sample_by == "paragraph":
         yield from ("\n".join(lines) for is_text, lines in groupby(read_lines(file), bool) if is_text)
     else:
-        yield "".join(line for _, line in _text_lines(file)).replace("\r\n", "\n")
+        yield "".join(line for _, line in text_lines(file)).replace("\r\n", "\n")
 
 
 def read_lines(file: str | Path) -> Iterator[str]:
     """Yield the lines of a text file without line breaks and byte order mark."""
-    for _, line in _text_lines(file):
+    for _, line in text_lines(file):
         yield line.rstrip("\r\n")
 
 
@@ -68,14 +68,15 @@ def read_json(file: str | Path) -> Any:
     return parse_json("".join(line for _, line in _json_lines(file)), file)
 
 
-def csv_records(lines: Iterator[str], file: str | Path) -> Iterator[tuple[int, list[str]]]:
+def csv_records(file: str | Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row of a csv or tsv file, the header first, and the number of its first line.
 
     A carriage return ends a row only before a line feed, or if the file has no line feed. Blank lines are no rows, but
     they are empty fields of a tsv file with one column.
     """
     csv.field_size_limit(2**31 - 1)  # as large as Windows allows
-    kind, first = file_kind(file), next(lines, "")
+    kind, lines = file_kind(file), (line for _, line in text_lines(file))
+    first = next(lines)  # a file without lines is refused
     if first.endswith("\r\r\n"):  # Python's csv.writer on Windows, if the file was opened without newline=""
         lines = (line.replace("\r\r\n", "\n") for line in chain([first], lines))
         first = next(lines)
@@ -92,6 +93,14 @@ def csv_records(lines: Iterator[str], file: str | Path) -> Iterator[tuple[int, l
         raise InputError(f"{file}, line {number}: {error}: is a quotation mark missing?") from error
 
 
+def csv_line(values: Iterable[Any], kind: str) -> str:
+    """Return values as a row of csv or tsv without its line end, objects as JSON."""
+    fields = ["" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
+    if kind == "csv":
+        fields = ['"' + text.replace('"', '""') + '"' if NEEDS_QUOTES.search(text) else text for text in fields]
+    return DIALECTS[kind]["delimiter"].join(fields)
+
+
 def _mark_carriage_returns(line: str) -> str:
     if "\r" not in line:
         return line
@@ -100,7 +109,7 @@ def _mark_carriage_returns(line: str) -> str:
 
 
 def _csv_rows(file: str | Path) -> Iterator[dict[str, Any]]:
-    records = csv_records((line for _, line in _text_lines(file)), file)
+    records = csv_records(file)
     _, header = next(records, (0, []))
     if len(set(header)) < len(header):
         raise InputError(f"{file}: the header has the column {max(header, key=header.count)!r} more than once")
@@ -117,7 +126,7 @@ def _json_rows(file: str | Path) -> Iterator[dict[str, Any]]:
     text = first[1].strip()
     if text[0] != "[" if file_kind(file) == "jsonl" else text[0] + text[-1] == "{}":
         for number, line in chain([first], lines):
-            yield require_object(parse_json(line.rstrip(), file, number), f"{file}, line {number}")
+            yield parse_object(line.rstrip(), file, number)
         return
     yield from json_objects(read_json(file), file)
 
@@ -129,7 +138,7 @@ def json_objects(document: Any, file: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def _json_lines(file: str | Path) -> Iterator[tuple[int, str]]:
-    for number, line in _text_lines(file):
+    for number, line in text_lines(file):
         half = next((match[1] for match in ESCAPE.finditer(line) if match[1]), None) if "\\u" in line else None
         if half:
             raise InputError(f"{file}, line {number}: {half} is half of a surrogate pair, which no text has")
@@ -155,6 +164,11 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
+def parse_object(line: str, file: str | Path, number: int) -> dict[str, Any]:
+    """Return the object of a line of JSON, see `parse_json`."""
+    return require_object(parse_json(line, file, number), f"{file}, line {number}")
+
+
 def require_object(row: Any, place: str) -> dict[str, Any]:
     """Return a row of a JSON file, which must be an object."""
     if not isinstance(row, dict):
@@ -172,7 +186,7 @@ def open_file(file: str | Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(file, "rb")) if is_gzip else open(file, "rb")
 
 
-def _text_lines(file: str | Path) -> Iterator[tuple[int, str]]:
+def text_lines(file: str | Path) -> Iterator[tuple[int, str]]:
     """Yield line numbers, counted from 1, and lines of UTF-8 text without NUL; a file without any is refused."""
     number = 0
     try:

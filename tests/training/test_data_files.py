@@ -18,7 +18,7 @@ from hf_deberta.training.data_files import (
     require_texts,
 )
 from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
-from hf_deberta.training.text_files import read_documents, read_json, read_lines, read_rows
+from hf_deberta.training.text_files import csv_line, csv_records, read_documents, read_json, read_lines, read_rows
 
 
 def write(tmp_path, name: str, rows: list | str | bytes) -> str:
@@ -169,6 +169,17 @@ def test_carriage_returns_that_csv_writes_without_quotes(tmp_path):
     csv.writer(text := io.StringIO(), lineterminator="\n").writerows([["text", "id"], *rows])
     table = read_table(write(tmp_path, "a.csv", text.getvalue()))
     assert [list(row.values()) for row in table] == [*rows[:2], ["three", "c"]]
+
+
+def test_rows_are_written_as_they_are_read(tmp_path):
+    files = {
+        "a.csv": [["a", "b"], ['x, "y"', "one\r\ntwo"], ["\r", "\n"], [" z ", ""]],
+        "a.tsv": [["a", "b"], ['x, "y"', "one\rtwo"], [" z ", ""]],
+    }
+    for name, rows in files.items():
+        file = write(tmp_path, name, "".join(f"{csv_line(row, name[2:])}\n" for row in rows))
+        assert [fields for _, fields in csv_records(file)] == rows
+    assert csv_line([None, {"c": [1]}], "csv") == ',"{""c"": [1]}"'
 
 
 def test_places_of_rows():
