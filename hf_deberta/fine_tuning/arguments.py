@@ -1,6 +1,6 @@
 """The command line of a fine-tuning script: Trainer's flags with our defaults, and the recipe of checkpoint and task.
 
-A flag overrides the recipe, which overrides the defaults. A JSON file of flags must be the only argument.
+A flag, also one of a file of flags, overrides the recipe, which overrides the defaults.
 """
 
 import os

@@ -1,20 +1,24 @@
-"""The command line of the scripts: flags or a JSON file of flags, a grouped --help, user mistakes in one line.
+"""The command line of the scripts: flags, a file of flags or both, a grouped --help, user mistakes in one line.
 
 >>> parser = ScriptParser((ModelArguments, DataArguments, TrainingArguments))
 >>> with user_errors_in_one_line("run_glue.py"):
-...     words, _ = read_command_line(parser)
-...     model_args, data_args, training_args = make_dataclasses(parser, parser.parse_args(words))
+...     flags = parser.parse_args(read_command_line())
+...     model_args, data_args, training_args = make_dataclasses(parser, flags)
 """
 
+import json
+import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
 from dataclasses import Field, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
+import yaml
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
@@ -81,7 +85,7 @@ class ScriptParser(HfArgumentParser):
         super().__init__(
             cast(Any, argument_classes),  # Transformers annotates it with a NewType
             description=cleandoc(description or ""),
-            usage='%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json, which holds {"learning_rate": 1e-5, ...}',
+            usage='%(prog)s [FLAGS.json or .yaml, with {"learning_rate": 1e-5, ...}] --FLAG VALUE ...',
             formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
         )
         names = {cls: [field.name for field in fields(cls) if field.init] for cls in argument_classes}
@@ -120,7 +124,11 @@ class ScriptParser(HfArgumentParser):
         return text
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; --help-all lists all flags")
+        words = re.findall(r"--[^ =]+", message.partition("unrecognized arguments: ")[2])
+        names = [action.option_strings[0] for action in self._actions]
+        similar = [name for word in words for name in get_close_matches(word, names, 1)]
+        hint = f"did you mean {', '.join(similar)}? " if similar else ""
+        raise InputError(f"{message}; {hint}--help-all lists all flags")
 
 
 class _HelpAll(Action):
@@ -159,19 +167,24 @@ def _described_field(argument_class: type, name: str) -> tuple[type, Field]:
     return next(cls for cls in reversed(classes) if by_class.get(cls) is field), field
 
 
-def read_command_line(parser: HfArgumentParser) -> tuple[list[str], dict[str, Any]]:
-    """The arguments of the command line, and the flags of a JSON file if that is the only argument.
+def read_command_line() -> list[str]:
+    """The arguments of the command line, with the flags of a JSON or YAML file that comes first in its place.
 
-    The flags of the file become defaults of the parser.
+    Flags after the file win over its own. A flag that is null there is not given.
     """
-    arguments = sys.argv[1:]
-    if len(arguments) != 1 or not arguments[0].endswith(".json"):
-        return arguments, {}
-    flags = read_json_object(Path(arguments[0]))
-    if unknown := set(flags) - {action.dest for action in parser._actions}:
-        raise InputError(f"{arguments[0]} has unknown flags: {', '.join(sorted(unknown))}; --help-all lists all")
-    parser.set_defaults(**flags)
-    return [], flags
+    file, *words = sys.argv[1:] or [""]
+    if not file.endswith((".json", ".yaml", ".yml")):
+        return sys.argv[1:]
+    with input_errors(file, OSError, ValueError, yaml.YAMLError):
+        path = Path(file)
+        flags = read_json_object(path) if path.suffix == ".json" else yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(flags, dict):
+        raise InputError(f"{file} must hold names and values of flags, such as learning_rate: 1e-5")
+    for name, value in flags.items():
+        values = [] if value is None else value if isinstance(value, list) else [value]
+        texts = [part if isinstance(part, str) else json.dumps(part) for part in values]
+        words = [f"--{name}", *texts, *words] if texts else words
+    return words
 
 
 def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, ...]:

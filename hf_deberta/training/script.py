@@ -39,7 +39,7 @@ def run_script(
     description: str | None = None,
     set_by_recipe: Collection[str] = (),
 ) -> Any:
-    """Call `run` with one instance per dataclass, made from the command line or from a JSON file of flags.
+    """Call `run` with one instance per dataclass, made from the command line and a file of flags.
 
     User mistakes are reported in one line. Meanwhile the folder of the last instance, `RunArguments`, is locked.
 
@@ -55,10 +55,10 @@ def run_script(
         enable_progress_bars()
     parser = ScriptParser(argument_classes, set_by_recipe, description)
     with user_errors_in_one_line(Path(sys.argv[0]).name):
-        words, file_flags = read_command_line(parser)
+        words = read_command_line()
 
         def parse(defaults: dict[str, Any]) -> Namespace:
-            parser.set_defaults(**{**defaults, **file_flags})
+            parser.set_defaults(**defaults)
             return parser.parse_args(words)
 
         flags = choose_flags(parse({}), parse)

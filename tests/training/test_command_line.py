@@ -1,4 +1,4 @@
-"""Flags from the command line or a JSON file, `--help`."""
+"""Flags from the command line and a file, `--help`."""
 
 import re
 import runpy
@@ -26,6 +26,7 @@ class BaseArguments:
 class MyTaskArguments(BaseArguments):
     rate: float = 1e-3
     quick: bool = field(default=False, metadata={"help": "Be quick."})
+    names: list[str] | None = field(default=None, metadata={"help": "Some names."})
 
     def __post_init__(self) -> None:
         if self.rate < 0:
@@ -40,26 +41,36 @@ def parse(argument_class, words):
     return make_dataclasses(parser, parser.parse_args(words))
 
 
-def test_flags_of_a_json_file_are_defaults(tmp_path, monkeypatch):
-    file = tmp_path / "flags.json"
-    file.write_text('{"rate": 0.5, "quick": true}')
-    monkeypatch.setattr(sys, "argv", ["x.py", str(file)])
-    parser = ScriptParser((MyTaskArguments,))
-    arguments, flags = read_command_line(parser)
-    assert arguments == [] and flags == {"rate": 0.5, "quick": True}
-    (parsed,) = make_dataclasses(parser, parser.parse_args(arguments))
-    assert (parsed.rate, parsed.quick, parsed.save) == (0.5, True, True)
-    for content, message in {
-        '{"rates": 0.5}': "has unknown flags: rates",
-        "{": "is damaged: it is not valid JSON",
-    }.items():
-        file.write_text(content)
-        with pytest.raises(InputError, match=rf"flags\.json {message}"):
-            read_command_line(ScriptParser((MyTaskArguments,)))
+def test_flags_of_a_file_and_flags_that_win_over_it(tmp_path, monkeypatch):
+    texts = {
+        "a.json": '{"rate": 0.5, "quick": true, "path": null, "names": ["a", "b"]}',
+        "a.yaml": "rate: 5e-1\nquick: yes\nnames: [a, b]\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        for words, rate in {"": 0.5, "--rate 0.1": 0.1}.items():
+            monkeypatch.setattr(sys, "argv", ["x.py", str(tmp_path / name), *words.split()])
+            (parsed,) = parse(MyTaskArguments, read_command_line())
+            assert (parsed.rate, parsed.quick, parsed.save, parsed.path) == (rate, True, True, None)
+            assert parsed.names == ["a", "b"]
+
+
+def test_a_file_without_flags_is_an_input_error(tmp_path, monkeypatch):
+    for name, text in {"a.json": "{", "b.yaml": "a: {", "c.yaml": "rate", "d.yml": None}.items():
+        file = tmp_path / name
+        if text is not None:
+            file.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["x.py", str(file)])
+        with pytest.raises(InputError, match=re.escape(str(file))):
+            read_command_line()
 
 
 def test_values_that_a_dataclass_refuses_and_unknown_flags_are_input_errors():
-    refused = {"--rate -1": "--rate must not be negative", "--zzz 1": "--zzz 1; --help-all lists all flags"}
+    refused = {
+        "--rate -1": "--rate must not be negative",
+        "--zzz 1": "--zzz 1; --help-all lists all flags",
+        "--paths 1 --qiuck": "--paths 1 --qiuck; did you mean --path, --quick? --help-all lists all flags",
+    }
     for words, message in refused.items():
         with pytest.raises(InputError) as raised:
             parse(MyTaskArguments, words.split())
