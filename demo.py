@@ -3,7 +3,7 @@
 The code is in hf_deberta/commands/demo.py; where the package is installed, `hf-deberta demo` is the same.
 """
 
-from hf_deberta.__main__ import import_command
+from hf_deberta_command import import_command
 
 if __name__ == "__main__":
     import_command("demo").main()

@@ -3,7 +3,7 @@
 The code is in hf_deberta/fine_tuning/tasks/race.py. Where the package is installed, use `hf-deberta race`.
 """
 
-from hf_deberta.__main__ import import_command
+from hf_deberta_command import import_command
 
 if __name__ == "__main__":
     import_command("race").main()

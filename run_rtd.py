@@ -3,7 +3,7 @@
 The code is in hf_deberta/commands/rtd.py; where the package is installed, `hf-deberta rtd` is the same.
 """
 
-from hf_deberta.__main__ import import_command
+from hf_deberta_command import import_command
 
 if __name__ == "__main__":
     import_command("rtd").main()

@@ -1,87 +1,8 @@
-"""Commands: hf-deberta --help, or python -m hf_deberta --help"""
+"""The command `hf-deberta` as python -m hf_deberta."""
 
-import argparse
 import sys
-from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
 
-from transformers.utils import logging
-
-from hf_deberta.training.errors import user_errors_in_one_line
-
-PROGRAM = "hf-deberta"
-# commands with a command line of their own; run_NAME.py starts them in a copy of the repository
-SCRIPTS = {
-    "glue": "fine-tune on GLUE, or on your own texts or text pairs",
-    "superglue": "fine-tune on SuperGLUE",
-    "squad": "fine-tune on questions with answers in a text",
-    "ner": "fine-tune on named entities, or other labels of words",
-    "race": "fine-tune on multiple choice",
-    "mlm": "pretrain a masked or an autoregressive language model",
-    "rtd": "pretrain a generator and a discriminator, as DeBERTaV3",
-    "demo": "see what the enhanced mask decoder is for, in a few minutes, offline",
-}
-OTHERS = {
-    "inspect": "show configuration, parameters, attention backend and memory of a checkpoint",
-    "convert": "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code",
-    "score": "classify all texts of files: parquet, jsonl, csv, tsv or txt, here or on a cluster of Ray",
-    "ensemble": "average the predictions of several runs, and compare them with the labels",
-    "attention": "write an HTML page with the attention of one text, by part, layer and head",
-    "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
-}
-OTHER_NAMES = {"classify": "glue", "multiple-choice": "race"}
-MODULES = {  # the others: commands.NAME
-    **{name: f"fine_tuning.tasks.{name}" for name in ("glue", "superglue", "squad", "ner", "race")},
-    "ensemble": "fine_tuning.ensemble",
-    "inspect": "commands.inspect_checkpoint",
-    "gpu-check": "gpu_check",
-}
-TRAIN_PACKAGES = ("datasets", "evaluate", "filelock", "scipy", "sentencepiece", "sklearn")  # the extra "train"
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run a command; return its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    words[:1] = [OTHER_NAMES.get(word, word) for word in words[:1]]
-    if words and words[0] in SCRIPTS:
-        sys.argv = [f"{PROGRAM} {words[0]}", *words[1:]]  # its name in messages and --help
-        import_command(words[0]).main()
-        return 0
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM,
-        formatter_class=partial(argparse.HelpFormatter, max_help_position=18, width=110),
-        description="Train, inspect and convert DeBERTa models. Each command has a --help.",
-        epilog="classify and multiple-choice are other names of glue and race. On several GPUs: accelerate launch -m "
-        "hf_deberta glue, or another of the first seven.",
-    )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
-    for name, summary in SCRIPTS.items():
-        commands.add_parser(name, help=summary)
-    for name, summary in OTHERS.items():
-        command = commands.add_parser(name, help=summary, description=summary)
-        if words[:1] == [name]:  # only this one is imported: gpu-check runs where `datasets` is missing
-            module = import_command(name)
-            module.add_arguments(command)
-            command.set_defaults(run=module.main, name=name)
-    args = parser.parse_args(words)
-    logging.disable_progress_bar()  # of loading
-    with user_errors_in_one_line(f"{PROGRAM} {args.name}"):
-        return args.run(args)
-
-
-def import_command(name: str) -> ModuleType:
-    """Import a command; exit with one line if it reads data and a package for that is missing."""
-    missing = [package for package in TRAIN_PACKAGES if find_spec(package) is None]
-    if missing and (name in SCRIPTS or name in ("score", "ensemble")):
-        raise SystemExit(
-            f"{Path(sys.argv[0]).name}: {name} needs {', '.join(missing)}: run pip install '.[train]' in a copy of the "
-            "repository"
-        )
-    return import_module("hf_deberta." + MODULES.get(name, f"commands.{name}"))
-
+from hf_deberta_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hf_deberta.__main__ import import_command
+from hf_deberta_command import import_command
 
 
 def fork(run: dict[str, Any], output: int) -> int:

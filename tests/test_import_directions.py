@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "question_answering": {"fine_tuning", "training"},
     "scoring": {"engines", "model", "training", "serving", "tokenization_hf_deberta"},
     "visualize": {"hf_deberta", "engines", "model", "training"},
-    "__main__": {"hf_deberta", "gpu_check", "commands", "training"},
+    "__main__": set(),
     "commands": {
         *(
             "hf_deberta",

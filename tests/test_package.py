@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_deberta.__main__ import TRAIN_PACKAGES
+from hf_deberta_command import TRAIN_PACKAGES
 
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/someone/hf_deberta"
@@ -95,7 +95,7 @@ def test_only_training_needs_the_extra_train():
     """Models, enable() and optimize() work without its packages, and a script says what is missing."""
     code = """
 import sys
-from hf_deberta.__main__ import TRAIN_PACKAGES, main
+from hf_deberta_command import TRAIN_PACKAGES, main
 sys.modules.update(dict.fromkeys((*TRAIN_PACKAGES, "pyarrow", "pandas")))  # an import of None fails
 import torch
 import transformers
@@ -111,7 +111,7 @@ main(["glue", "--demo"])
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "hf-deberta glue: glue needs datasets, evaluate, filelock, scipy, sentencepiece, sklearn: run "
-        "pip install '.[train]' in a copy of the repository"
+        "pip install -e '.[train]' in a copy of the repository, with Python 3.11 or later"
     )
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
     names = [re.match("[a-z-]+", line)[0].replace("scikit-learn", "sklearn") for line in extra]

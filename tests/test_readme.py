@@ -14,7 +14,6 @@ import torch
 from tokenizer_files import write_bpe
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.__main__ import SCRIPTS, import_command
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
@@ -22,6 +21,7 @@ from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.pretraining.arguments import MaskingArguments, PretrainingArguments
 from hf_deberta.pretraining.corpus import CorpusArguments
 from hf_deberta.training.command_line import ScriptParser
+from hf_deberta_command import SCRIPTS, import_command
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]

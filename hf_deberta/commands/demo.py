@@ -27,7 +27,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -282,8 +281,6 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if find_spec("matplotlib") is None:
-        raise SystemExit("The demo draws its loss curves with matplotlib: pip install matplotlib")
     started = time.monotonic()
     logging.disable_progress_bar()  # of loading and saving
     torch.set_num_threads(max(1, min(4, torch.get_num_threads() // 2)))  # the models are too small for more

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_deberta.__main__ import OTHERS, SCRIPTS, import_command, main
+import hf_deberta
+from hf_deberta_command import OTHERS, SCRIPTS, import_command, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,8 +53,25 @@ def test_mistakes_are_reported_in_one_line(words, message, tmp_path, monkeypatch
     assert stopped.value.code.startswith(message) and "\n" not in stopped.value.code
 
 
+def test_help_version_and_mistakes_need_no_import():
+    """They would take seconds."""
+    for words, expected in {"--help": "inspect", "--version": hf_deberta.__version__, "glu": "invalid choice"}.items():
+        command = [sys.executable, "-S", "hf_deberta_command.py", words]  # -S: without installed packages
+        ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert expected in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(("script", "extra"), [("run_glue.py", "train"), ("demo.py", "demo")])
+def test_a_script_without_an_installation_names_the_line_of_pip(script, extra):
+    command = [sys.executable, "-S", script, "--demo"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1 and ran.stderr.count("\n") == 1
+    assert ran.stderr.startswith(f"{script}: ") and "torch, transformers, datasets" in ran.stderr
+    assert f"pip install -e '.[{extra}]'" in ran.stderr
+
+
 @pytest.mark.slow
 def test_gpu_check_needs_no_datasets():
-    code = "import sys; sys.modules['datasets'] = None; from hf_deberta.__main__ import main; main(['gpu-check', '-h'])"
+    code = "import sys; sys.modules['datasets'] = None; from hf_deberta_command import main; main(['gpu-check', '-h'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.returncode == 0 and "--head_sizes" in ran.stdout, ran.stderr
