@@ -1,9 +1,11 @@
-# Every target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+# Every target sets up what it needs in a virtual environment, .venv, with the versions of constraints.txt.
 # To use an interpreter that already has everything instead: make quick RUN=python3 READY=
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+INSTALL := $(RUN) -m pip install --constraint constraints.txt
 READY := $(VENV)/.ready
+DEMO_READY = $(READY:.ready=.ready-demo)
 DOCS_READY := $(VENV)/.ready-docs
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -13,16 +15,22 @@ export TOKENIZERS_PARALLELISM ?= false
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-setup: $(READY) ## create .venv and install the package with its tested versions
+setup: $(READY) ## create .venv and install the package with all that its tests need
 
-$(READY): pyproject.toml constraints.txt
+$(DEMO_READY): pyproject.toml constraints.txt
+	@echo "Creating $(VENV) with the package, PyTorch, what training needs, and matplotlib"
 	$(PYTHON) -m venv $(VENV)
 	@# torch first, so that no other package pulls in a different build of it
-	$(RUN) -m pip install --quiet --constraint constraints.txt torch
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[demo]'
 	touch $@
 
-demo: $(READY) ## pretrain a tiny model with and without the enhanced mask decoder
+$(READY): $(DEMO_READY)
+	@echo "Adding to $(VENV) what tests and exports need"
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+demo: $(DEMO_READY) ## pretrain a tiny model with and without the enhanced mask decoder
 	$(RUN) demo.py
 
 notebooks: $(READY) ## execute the notebooks in place and keep their outputs (offline)
@@ -96,7 +104,7 @@ docs: $(READY) $(DOCS_READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 $(DOCS_READY): $(READY) pyproject.toml constraints.txt
-	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) --quiet --editable '.[docs]'
 	touch $@
 
 clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
