@@ -20,7 +20,7 @@ from hf_deberta.fine_tuning.splits import find_task_name
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.processes import is_main_process, number_of_devices
+from hf_deberta.training.processes import number_of_devices
 from hf_deberta.training.run_identity import RunArguments
 from hf_deberta.training.script import as_words, used_and_changed
 
@@ -187,8 +187,6 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
 
 def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:
     """Log the flags that are as in training, and those that the user changed."""
-    if not is_main_process():
-        return
     used, changed = used_and_changed(trained, flags)
     same = [as_words(name, value) for name, value in used.items() if value not in (None, False)]
     if same:
@@ -244,7 +242,7 @@ def half_precision_flag(use_cpu: bool) -> Literal["bf16", "fp16"] | None:
 
 def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
     """Log the settings of the recipe and the flags that override them, if the script trains."""
-    if is_without_training(flags) or not is_main_process():
+    if is_without_training(flags):
         return
     if flags.max_steps > 0:  # epochs are not used then
         recipe = {name: value for name, value in recipe.items() if name != "num_train_epochs"}

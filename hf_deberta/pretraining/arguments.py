@@ -19,7 +19,7 @@ from hf_deberta.pretraining.recipes import DEFAULT_ROWS, PUBLISHED, Recipe, find
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.processes import is_main_process, number_of_devices
+from hf_deberta.training.processes import number_of_devices
 from hf_deberta.training.run_identity import RunArguments
 from hf_deberta.training.script import as_words, used_and_changed
 
@@ -200,8 +200,7 @@ def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace],
     overrides = settings.get("config_overrides")
     if overrides and flags.config_overrides != overrides:
         flags.config_overrides = settings["config_overrides"] = f"{overrides},{flags.config_overrides}"
-    if is_main_process():
-        logger.info(describe_recipe(recipe, settings, flags, devices))
+    logger.info(describe_recipe(recipe, settings, flags, devices))
     return flags
 
 

@@ -64,7 +64,7 @@ def run_script(
         flags = choose_flags(parse({}), parse)
         check_flags(parser, flags)
         *_, args = instances = make_dataclasses(parser, flags)
-        if flags.output_dir is None and is_main_process():
+        if flags.output_dir is None:
             logger.info(f"No --output_dir is given: everything is written to {args.output_folder}.")
         args.identifying_flags = identifying_flags(vars(flags), argument_classes)
         with lock_folder(args.output_folder):
@@ -112,9 +112,15 @@ def rehearse(parser: ScriptParser, flags: Namespace) -> str | None:
 
 
 def show_notices() -> None:
-    """Show what our modules log from INFO on, unless the program that calls a script has set up logging."""
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("hf_deberta").setLevel(logging.INFO)
+    """Show what our modules log from INFO on, once for all processes, unless the caller has set up logging.
+
+    The root logger gets no handler: libraries that have their own would print each line twice.
+    """
+    ours = logging.getLogger("hf_deberta")
+    if not ours.hasHandlers():
+        ours.addHandler(logging.StreamHandler())
+    ours.setLevel(logging.INFO if is_main_process() else logging.ERROR)
+    logging.getLogger("hf_deberta.engines").setLevel(logging.WARNING)  # in every process, which has a device of its own
 
 
 def used_and_changed(settings: dict[str, Any], flags: Namespace) -> tuple[dict[str, Any], list[str]]:

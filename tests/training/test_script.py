@@ -1,5 +1,6 @@
 """The entry of a training script."""
 
+import logging
 import re
 import sys
 
@@ -9,7 +10,7 @@ from transformers.utils.logging import is_progress_bar_enabled
 
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.corpus import CorpusArguments
-from hf_deberta.training.script import as_words, run_script
+from hf_deberta.training.script import as_words, run_script, show_notices
 
 
 def test_a_default_output_folder_is_named_before_the_script_starts(tmp_path, monkeypatch, caplog):
@@ -28,6 +29,24 @@ def test_a_script_locks_its_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--output_dir", str(tmp_path / "out")])
     locked = run_script((PretrainingArguments,), lambda args: list((tmp_path / "out").iterdir()))
     assert locked == [tmp_path / "out" / "_run.lock"] and not list((tmp_path / "out").iterdir())
+
+
+def test_notices_are_shown_once(monkeypatch, capsys):
+    """By our logger, as the root logger would repeat the lines of libraries; of several processes by the main one."""
+    ours = logging.getLogger("hf_deberta")
+    for logger in (logging.root, ours):
+        monkeypatch.setattr(logger, "handlers", [])
+    shown = {"0": "notice\nwarning\nengine\n", "1": "engine\n"}
+    for rank, lines in shown.items():
+        monkeypatch.setenv("RANK", rank)
+        show_notices()
+        show_notices()
+        ours.getChild("training").info("notice")
+        ours.getChild("training").warning("warning")
+        ours.getChild("engines.onednn").warning("engine")
+        assert capsys.readouterr().err == lines and not logging.root.handlers
+    monkeypatch.delenv("RANK")
+    show_notices()
 
 
 REFUSED = """--seed -1; --data_seed -1; --per_device_eval_batch_size 0; --gradient_accumulation_steps 0
