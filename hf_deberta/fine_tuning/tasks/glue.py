@@ -181,7 +181,9 @@ def infer_task(
     >>> task.columns, task.labels, task.metric
     (('text',), ('neg', 'pos'), 'classification')
     """
-    require_columns(rows, [label_column], "train", LABEL_HINT)
+    if label_column not in rows.column_names:
+        hint = "" if columns else ", and one or two text columns, if there are several, with --text_column_names"
+        require_columns(rows, [label_column], "train", LABEL_HINT + hint + name_empty_fields(rows))
     texts = tuple(columns or choose_text_columns(rows, source, label_column))
     feature = rows.features[label_column]
     if _is_label_list(feature) and not regression:
@@ -216,8 +218,16 @@ def choose_text_columns(rows: Dataset, source: Source, label_column: str) -> tup
         raise InputError(
             f"the {source.split} rows have {len(texts)} columns of text ({listed(texts)}), of "
             f"{listed(rows.column_names)}; name the one or two to read with --text_column_names"
+            + (name_empty_fields(rows) if source.split == "train" else "")
         )
     return tuple(texts)
+
+
+def name_empty_fields(rows: Dataset) -> str:
+    """Return the end of a message about columns: in which ones labels or texts would be missing."""
+    counts = {name: sum(map(_is_missing, rows[name][:])) for name in rows.column_names}
+    words = ", ".join(f"{name} in {count:,} of {len(rows):,} rows" for name, count in counts.items() if count)
+    return words and f". Empty: {words}; --skip_bad_rows leaves out rows without text or label"
 
 
 def _are_decimals(rows: Dataset, column: str, source: Source) -> bool:

@@ -103,6 +103,22 @@ def test_ambiguous_text_columns(columns):
         glue.choose_text_columns(data, Source("train"), "label")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, ("no column 'label'", "--label_column_name", "--text_column_names")),
+        ({"columns": ("evidence", "claim")}, ("no column 'label'", "--label_column_name")),
+        ({"label_column": "verdict"}, ("2 columns of text", "--text_column_names")),
+    ],
+)
+def test_all_that_is_missing_in_a_first_call_is_one_message(options, words):
+    data = {"ticket_id": [1, 2], "evidence": CODES, "claim": CODES, "verdict": ["no", None]}
+    with pytest.raises(InputError) as raised:
+        infer(data, **options)
+    for word in (*words, "verdict in 1 of 2 rows; --skip_bad_rows"):
+        assert word in str(raised.value)
+
+
 def test_labels_that_may_be_mistakes(caplog):
     """Very many labels and whole decimals give a warning."""
     infer(texts("yes", "no", "maybe", "Maybe not"))
