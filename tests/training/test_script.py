@@ -52,7 +52,7 @@ def test_notices_are_shown_once(monkeypatch, capsys):
 REFUSED = """--seed -1; --data_seed -1; --per_device_eval_batch_size 0; --gradient_accumulation_steps 0
 --learning_rate nan; --optim adamw_bnb_8bit; --torch_compile_backend nope; --accelerator_config nope.json
 --lr_scheduler_kwargs {"foo":1}; --dataloader_num_workers -1; --eval_do_concat_batches False
---max_steps 5 --lr_scheduler_type polynomial --warmup_steps 5"""
+--report_to trackio; --max_steps 5 --lr_scheduler_type polynomial --warmup_steps 5"""
 
 
 @pytest.mark.parametrize("words", re.split("; |\n", REFUSED))
