@@ -91,7 +91,3 @@ def import_command(name: str) -> ModuleType:
             f"'.[{'demo' if name == 'demo' else 'train'}]' in a copy of the repository, with Python 3.11 or later"
         )
     return import_module("hf_deberta." + MODULES.get(name, f"commands.{name}"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

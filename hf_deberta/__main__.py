@@ -1,8 +1,6 @@
 """The command `hf-deberta` as python -m hf_deberta."""
 
-import sys
-
 from hf_deberta_command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

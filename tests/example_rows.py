@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from hf_deberta.demos.superglue import match_rows
+from hf_deberta.demos import match_rows
 
 CORPUS_WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
 WORDS = ("a", "the", "film", "plot", "cast", "is", "was", "quite", "and", "so")

@@ -27,7 +27,7 @@ def check_output(folder: Path) -> None:
 def test_made_up_language(tmp_path, capsys):
     run_demo("--steps", 2, "--output_dir", tmp_path / "out")
     output = capsys.readouterr().out
-    for part in ("position", "without EMD", "with EMD", "a new [MASK] opened", "gives the same answers"):
+    for part in ("position", "without EMD", "with EMD", "a new [MASK] opened", "for AutoModelForMaskedLM"):
         assert part in output
     check_output(tmp_path / "out")
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering
-from hf_deberta.demos.squad import house_rows
+from hf_deberta.demos import house_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.question_answering import QuestionAnswerer, token_batches
 

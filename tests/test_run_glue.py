@@ -24,7 +24,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.__main__ import main
-from hf_deberta.demos.glue import review_rows
+from hf_deberta.demos import review_rows
 from hf_deberta.fine_tuning.tasks import glue
 
 LISTS = [

@@ -22,10 +22,7 @@ from fine_tuning_models import (
 )
 from transformers import AutoConfig, AutoTokenizer
 
-from hf_deberta.demos.ner import conll_text
-from hf_deberta.demos.race import location_rows
-from hf_deberta.demos.squad import house_rows
-from hf_deberta.demos.superglue import match_rows
+from hf_deberta.demos import conll_text, house_rows, location_rows, match_rows
 from hf_deberta.fine_tuning.tasks import ner, race, squad, superglue
 from hf_deberta.metrics.squad import squad_scores
 from hf_deberta.metrics.squad_v2 import squad_v2_scores

@@ -34,8 +34,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
-    AutoModelForMaskedLM,
-    AutoTokenizer,
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
     ProgressCallback,
@@ -255,12 +253,11 @@ def plot_losses(trainers: dict[str, Trainer], path: Path) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("demo_output/mask_decoder"), help="default: %(default)s"
-    )
-    parser.add_argument("--steps", type=parse_size, default=600, help="of training each model; default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    show_defaults = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=show_defaults)
+    parser.add_argument("--output_dir", type=Path, default=Path("demo_output/mask_decoder"), help="for the results")
+    parser.add_argument("--steps", type=parse_size, default=600, help="of training each model")
+    parser.add_argument("--seed", type=int, default=0, help="of the sentences and models")
     return parser.parse_args()
 
 
@@ -313,10 +310,6 @@ def run(args: argparse.Namespace) -> None:
     plot_losses(trainers, picture)
     variants["with EMD"].save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    loaded = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=False)
-    loaded_tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    is_same = fill_masks(loaded, loaded_tokenizer) == answers["with EMD"]
     print(f"Loss curves: {picture}")
-    print(f"The model with EMD: {folder}, loaded back with AutoModelForMaskedLM and AutoTokenizer, gives ", end="")
-    print("the same answers." if is_same else "DIFFERENT answers, which is a bug.")
+    print(f"The model with EMD, for AutoModelForMaskedLM and AutoTokenizer: {folder}")
     print(f"This took {time.monotonic() - started:.0f} seconds.")

@@ -149,7 +149,7 @@ def choose_flags(
 
     Args:
         recipe_task: returns the name of the task in the table of recipes.
-        demo: the file in hf_deberta/demos for --demo.
+        demo: the name of the demonstration in hf_deberta/demos.py.
     """
     if flags.demo:
         return parse(demo_flags(flags.output_dir, demo))
@@ -199,7 +199,7 @@ def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:
 def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
     """Write the model and the rows of a demonstration to OUTPUT_DIR/inputs; return its flags."""
     # by name: the demos train a tokenizer with code that only pretraining needs otherwise
-    write_demo = getattr(import_module(f"hf_deberta.demos.{name}"), f"write_{name}_demo")
+    write_demo = getattr(import_module("hf_deberta.demos"), f"write_{name}_demo")
     folder = Path(output_dir or f"demo_output/{name}") / "inputs"
     with input_errors("--output_dir", OSError):
         folder.mkdir(parents=True, exist_ok=True)

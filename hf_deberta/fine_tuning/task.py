@@ -72,7 +72,7 @@ class Task:
         metric_names: the first selects the best checkpoint.
     """
 
-    demo = ""  # the file in hf_deberta/demos with the function write_DEMO_demo
+    demo = ""  # hf_deberta/demos.py has the function write_DEMO_demo
     arguments: type[DataArguments] = DataArguments  # flags about the rows
     model_arguments: type[ModelArguments] = ModelArguments
     read_file: Callable[[str], Dataset] = staticmethod(read_table)

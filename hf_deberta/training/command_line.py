@@ -25,7 +25,7 @@ from transformers.hf_argparser import string_to_bool
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.json_files import read_json_object
 
-# Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
+# Titles of the groups in --help, by dataclass; that of an unlisted dataclass is its name without Arguments.
 RECIPE, DOWNLOAD, TRAINER = LAST_GROUPS = ("Recipe", "Download", "Transformers' Trainer")
 GROUP_TITLES = {
     "ModelArguments": "Start from a checkpoint",
@@ -36,8 +36,6 @@ GROUP_TITLES = {
     "ChoiceArguments": "Multiple choice",
     "NerArguments": "Named entities",
     "SuperGlueArguments": "SuperGLUE",
-    "DataArguments": "Data",
-    "CorpusArguments": "Corpus",
     "MaskingArguments": "Objective and masking",
     "SiftArguments": "SiFT",
     "RunArguments": "Training",
@@ -101,7 +99,7 @@ class ScriptParser(HfArgumentParser):
             if action.dest in set_by_recipe:
                 action.help += " (default: set by the recipe)"
             title = RECIPE if action.dest in set_by_recipe else GROUP_OF_FLAG.get(action.dest)
-            title = title or GROUP_TITLES.get(owner.__name__, owner.__name__)
+            title = title or GROUP_TITLES.get(owner.__name__, owner.__name__.removesuffix("Arguments"))
             groups.setdefault(title, []).append(action)
         groups.get(RECIPE, []).sort(key=lambda action: action.dest != "recipe")  # --recipe first
         self._action_groups.clear()

@@ -56,7 +56,13 @@ def test_mistakes_are_reported_in_one_line(words, message, tmp_path, monkeypatch
 def test_help_version_and_mistakes_need_no_import():
     """They would take seconds."""
     for words, expected in {"--help": "inspect", "--version": hf_deberta.__version__, "glu": "invalid choice"}.items():
-        command = [sys.executable, "-S", "hf_deberta_command.py", words]  # -S: without installed packages
+        command = [
+            sys.executable,
+            "-S",
+            "-c",
+            "import hf_deberta_command as command; command.main()",
+            words,
+        ]  # no packages
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert expected in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
 

@@ -23,10 +23,7 @@ from example_rows import official_squad, superglue_rows
 from fault_cases import SEED, number_of_cases
 from fine_tuning_models import classification
 
-from hf_deberta.demos.glue import review_rows
-from hf_deberta.demos.ner import conll_text
-from hf_deberta.demos.race import location_rows
-from hf_deberta.demos.squad import house_rows
+from hf_deberta.demos import conll_text, house_rows, location_rows, review_rows
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue, ner, race, record, squad, superglue

@@ -22,11 +22,7 @@ from example_rows import write_corpus
 from fault_cases import FULL, SEED, seeds
 from safetensors.torch import load_file
 
-from hf_deberta.demos.glue import write_glue_demo
-from hf_deberta.demos.ner import write_ner_demo
-from hf_deberta.demos.race import write_race_demo
-from hf_deberta.demos.squad import write_squad_demo
-from hf_deberta.demos.superglue import write_superglue_demo
+from hf_deberta.demos import write_glue_demo, write_ner_demo, write_race_demo, write_squad_demo, write_superglue_demo
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

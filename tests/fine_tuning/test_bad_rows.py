@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_deberta.demos.race import location_rows
-from hf_deberta.demos.squad import house_rows
-from hf_deberta.demos.superglue import match_rows
+from hf_deberta.demos import house_rows, location_rows, match_rows
 from hf_deberta.fine_tuning.run import read_rows
 from hf_deberta.fine_tuning.task import Task
 from hf_deberta.fine_tuning.task_model import ModelArguments

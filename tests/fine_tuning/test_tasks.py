@@ -18,7 +18,7 @@ from fine_tuning_models import (
     write_json_lines,
 )
 
-from hf_deberta.demos.glue import review_rows
+from hf_deberta.demos import review_rows
 from hf_deberta.fine_tuning import run
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments

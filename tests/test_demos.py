@@ -3,11 +3,7 @@
 import pytest
 from fine_tuning_models import CPU, results, run_script
 
-from hf_deberta.demos.glue import review_rows
-from hf_deberta.demos.ner import conll_text
-from hf_deberta.demos.race import location_rows
-from hf_deberta.demos.squad import house_rows
-from hf_deberta.demos.superglue import match_rows
+from hf_deberta.demos import conll_text, house_rows, location_rows, match_rows, review_rows
 
 
 @pytest.mark.parametrize("make", [review_rows, house_rows, location_rows, match_rows, conll_text])

@@ -1,1 +1,0 @@
-"""Data and a tiny untrained model for the `--demo` flag of each fine-tuning script."""
