@@ -61,9 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {read_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
-    for name, summary in SCRIPTS.items():
-        commands.add_parser(name, help=summary)
-    for name, summary in OTHERS.items():
+    for name, summary in (SCRIPTS | OTHERS).items():
         command = commands.add_parser(name, help=summary, description=summary)
         if words[:1] == [name]:  # only this one is imported: gpu-check runs where `datasets` is missing
             module = import_command(name)

@@ -29,15 +29,11 @@ from hf_deberta.training.json_files import atomic_write, write_json
 from hf_deberta.training.run_lock import lock_folder
 from hf_deberta.training.script import run_script
 
-HELP = """With --demo, and no other flag, the script trains on made-up rows, offline.
-
-Repeat the command to resume an interrupted run; --demo starts over."""
-
 logger = logging.get_logger(__name__)
 
 
 def run_task(task_class: type[Task]) -> None:
-    """Fine-tune on a task as the command line says. --help begins with the docstring of the task's file, and HELP."""
+    """Fine-tune on a task as the command line says. --help begins with the docstring of the task's file."""
 
     def fine_tune(model_args: Any, data_args: Any, sift_args: SiftArguments, args: FineTuningArguments) -> None:
         identifying = args.identifying_flags.items()
@@ -48,8 +44,7 @@ def run_task(task_class: type[Task]) -> None:
 
     classes = (task_class.model_arguments, task_class.arguments, SiftArguments, FineTuningArguments)
     choose = partial(choose_flags, recipe_task=task_class.recipe_name, demo=task_class.demo)
-    about = (sys.modules[task_class.__module__].__doc__ or "").rstrip()
-    run_script(classes, fine_tune, choose, f"{about}\n\n{HELP}", RECIPE_FLAGS)
+    run_script(classes, fine_tune, choose, sys.modules[task_class.__module__].__doc__, RECIPE_FLAGS)
 
 
 def read_rows(task: Task) -> None:

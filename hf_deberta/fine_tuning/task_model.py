@@ -55,11 +55,7 @@ class ModelArguments:
         False, "Train tensors of other sizes than the checkpoint's from random numbers; classifiers always."
     )
     attn_implementation: str | None = flag(None, "Attention backend: auto, eager, sdpa or triton (default: auto).")
-    demo: bool = free_flag(
-        False,
-        "Offline demonstration: train a tiny model on made-up rows; writes to demo_output/<task>. "
-        "Repeating it starts over.",
-    )
+    demo: bool = free_flag(False, "Train a tiny model on made-up rows, offline; always from the start.")
 
     # flags that say what the model reads, to be saved in its config.json
     reading_flags: dict[str, Any] = field(default_factory=dict, init=False)
