@@ -87,7 +87,7 @@ def test_inputs_are_checked_before_the_model_loads(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_sixth_task(tmp_path, monkeypatch):
     """The class in the guide trains, evaluates and predicts."""
-    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    *_, code = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "urgency.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     task = importlib.import_module("urgency").Urgency
