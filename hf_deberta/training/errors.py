@@ -13,6 +13,7 @@ import sys
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Timer
 from traceback import walk_stack
 from types import FrameType
@@ -103,21 +104,24 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
 
 @contextmanager
 def user_errors_in_one_line(script: str) -> Iterator[None]:
-    """Exit with the message of an InputError, of a full disk, or of Ctrl-C; other exceptions propagate.
+    """Exit with the message of an InputError, of a full disk, or of Ctrl-C and SIGTERM; other exceptions propagate.
 
     TRANSFORMERS_VERBOSITY=debug shows the traceback of these too.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        with suppress(ValueError):  # in a thread
-            signal.signal(signal.SIGINT, on_interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            with suppress(ValueError):  # in a thread
+                signal.signal(number, partial(on_signal, os.getpid()))
     try:
         yield
     except KeyboardInterrupt as interrupt:
         if logging.get_verbosity() <= logging.DEBUG:
             raise
-        if os.environ.get("RANK", "0") == "0":
-            print(f"\n{script}: Stopped", file=sys.stderr)  # a progress bar has the line
-        raise SystemExit(130) from interrupt
+        number = next((arg for arg in interrupt.args if isinstance(arg, signal.Signals)), signal.SIGINT)
+        reason = "Ctrl-C" if number == signal.SIGINT else number.name
+        if os.environ.get("RANK", "0") == "0":  # a progress bar has the line
+            print(f"\n{script}: Stopped by {reason}.", *getattr(interrupt, "__notes__", ()), file=sys.stderr)
+        raise SystemExit(128 + number) from interrupt
     except Exception as error:
         message = full_disk_message(error) or (str(error) if isinstance(error, InputError) else None)
         if message is None or logging.get_verbosity() <= logging.DEBUG:
@@ -125,12 +129,17 @@ def user_errors_in_one_line(script: str) -> Iterator[None]:
         raise SystemExit(f"{script}: {message}") from error
 
 
-def on_interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; a moment later while `datasets` hashes a function, where it catches any exception."""
+def on_signal(process: int, number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; a moment later while `datasets` hashes a function, where it catches any exception.
+
+    SIGTERM ends a fork of this process at once: so a pool of processes stops its workers.
+    """
+    if number == signal.SIGTERM and os.getpid() != process:
+        os._exit(128 + number)
     if any(step.f_code.co_name == "update_fingerprint" for step, _ in walk_stack(frame)):
-        Timer(0.1, interrupt_main).start()
+        Timer(0.1, interrupt_main, (number,)).start()
     else:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(signal.Signals(number))
 
 
 def one_line(error: BaseException) -> str:

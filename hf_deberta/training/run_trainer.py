@@ -130,7 +130,11 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
             logger.info(f"{folder} holds this run, and it is finished: nothing is trained")
             self.load_final_model()
             return False
-        result = self.train(resume_from_checkpoint=last_checkpoint(self.args))
+        try:
+            result = self.train(resume_from_checkpoint=last_checkpoint(self.args))
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(self.where_stopped())
+            raise
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier training
@@ -140,6 +144,16 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
             self.log_metrics("train", result.metrics)
             self.save_metrics("train", result.metrics)
         return True
+
+    def where_stopped(self) -> str:
+        """Return the step that training has reached, and what repeating the command does."""
+        reached = f"Step {self.state.global_step:,} of {self.state.max_steps:,} was done."
+        choice, checkpoints = resume_choice(self.args), [*checkpoints_by_step(self.args.output_folder).values()]
+        checkpoint = (checkpoints[-1] if checkpoints else None) if choice in ("true", "false") else choice
+        if checkpoint is None:
+            return f"{reached} There is no checkpoint yet: repeat the command to start over."
+        command = "command without --resume_from_checkpoint false" if choice == "false" else "command"
+        return f"{reached} Repeat the {command} to resume from {checkpoint}."
 
     def _has_finished(self) -> bool:
         """Return whether this run has finished in `output_dir`: not if a signal stopped it, or it is to become longer.

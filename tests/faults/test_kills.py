@@ -197,12 +197,25 @@ def test_signals(runner, seed, tmp_path, tally):
     delay = rng.uniform(0.1, 0.7) * seconds
     done = runner.run(script, out, signal=number, delay=delay)
     if done["status"] != 0:  # otherwise it ended before
-        expected = 128 + number if number == signal.SIGINT else -number
+        expected = -number if number == signal.SIGHUP else 128 + number
         assert done["status"] == expected and done["seconds"] < delay + 10, done["output"]
         assert "Traceback" not in done["output"], done["output"]
+        assert number == signal.SIGHUP or "Stopped by " in done["output"]
         assert_nothing_half_written(out, whole)
         tally.held(f"{signal.Signals(number).name} and resume")
     check_end(runner, script, out)
+
+
+@pytest.mark.slow
+def test_sigterm_names_step_and_checkpoint(runner, tmp_path):
+    """As Slurm and Kubernetes end a job."""
+    out = tmp_path / "out"
+    done = runner.run("run_mlm.py", out, signal=signal.SIGTERM, checkpoint=str(out / "checkpoint-2"))
+    message = (
+        rf"run_mlm.py: Stopped by SIGTERM\. Step \d of 8 was done\. Repeat the command to resume from {out}/checkp"
+    )
+    assert done["status"] == 128 + signal.SIGTERM and re.search(message, done["output"]), done["output"]
+    check_end(runner, "run_mlm.py", out)
 
 
 @pytest.mark.parametrize("seed", seeds(sample=1, full=21))

@@ -80,12 +80,13 @@ def test_an_error_names_the_place_but_not_twice_and_bugs_and_memory_errors_pass(
         assert raised.value is bug
 
 
-def test_ctrl_c_is_one_line_of_the_main_process(capsys, monkeypatch):
-    for rank, line in (("0", "\nx.py: Stopped\n"), ("1", "")):
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_is_one_line_of_the_main_process(number, name, capsys, monkeypatch):
+    for rank, line in (("0", f"\nx.py: Stopped by {name}.\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as stopped, user_errors_in_one_line("x.py"):
-            raise KeyboardInterrupt
-        assert stopped.value.code == 130 and capsys.readouterr().err == line
+            signal.raise_signal(number)
+        assert stopped.value.code == 128 + number and capsys.readouterr().err == line
 
 
 class Interrupted:
