@@ -7,17 +7,21 @@ import torch
 from datasets import Dataset
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel
+from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels, share_of_batch
 from hf_deberta.fine_tuning.task import Task, is_validation, logits_of
+from hf_deberta.training.checkpoints import has_stopped_early
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.row_order import RowOrder
 from hf_deberta.training.run_identity import content_hash
 from hf_deberta.training.run_trainer import RunTrainer
 
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
+
+logger = logging.get_logger(__name__)
 
 
 class FineTuningTrainer(RunTrainer, SiftTrainer):
@@ -87,6 +91,8 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         """Train, resuming an interrupted run, then evaluate the model that is kept; its metrics."""
         if self.args.do_train and self.train_or_resume():
             self.save_state()
+        if self.args.do_train and has_stopped_early(self.state):
+            self.log_early_stop()
         metrics = {}
         if self.args.do_eval:
             for suffix, split in self.validation_splits.items():
@@ -96,6 +102,16 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
             self.log_metrics("eval", metrics)
             self.save_metrics("eval", metrics)
         return metrics
+
+    def log_early_stop(self) -> None:
+        """Log at which step training stopped early, why, and which checkpoint is the best."""
+        state, patience = self.state, self.args.early_stopping_patience
+        kept = "it is the model" if self.args.load_best_model_at_end else "the model is that of the last step"
+        logger.info(
+            f"Stopped early at step {state.global_step:,} of {state.max_steps:,}: {self.args.best_metric} has not "
+            f"improved in {patience} evaluation{'s' * (patience != 1)} (--early_stopping_patience). The best "
+            f"checkpoint is that of step {state.best_global_step:,}, with {state.best_metric:.4g}: {kept}."
+        )
 
     def evaluate_split(self, split: str) -> dict[str, float]:
         self.scored_split = split

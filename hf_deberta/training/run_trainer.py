@@ -30,6 +30,7 @@ from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.processes import in_main_process
 from hf_deberta.training.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.training.run_identity import RunArguments, compare_with_recorded_run, record_run
+from hf_deberta.training.time_left import TimeLeftCallback
 from hf_deberta.training.uneven_batches import UnevenBatchesMixin
 
 logger = logging.get_logger(__name__)
@@ -54,6 +55,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         self.order: EpochSampler | None = None
         self.trained = False  # set by SetEpochCallback
         self.add_callback(SetEpochCallback(self))
+        self.add_callback(TimeLeftCallback())
         self._set_special_tokens()
 
     def identifying_settings(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_trainers import CLASS_ROWS as ROWS
-from tiny_trainers import collate_padded
+from tiny_trainers import classifier, collate_padded
 from tiny_trainers import fine_tuning_arguments as arguments
 from transformers import (
     BertConfig,
@@ -254,3 +254,14 @@ def test_accumulation_with_a_model_that_takes_the_mean_of_a_batch(tmp_path, mode
         run = FineTuningTrainer(model_class(BERT), arguments(tmp_path, **sizes), default_data_collator, rows)
         losses.append(run.train().training_loss)
     assert losses[1:] == pytest.approx(2 * losses[:1], rel=1e-4)
+
+
+def test_a_run_that_stops_early_says_why_and_which_checkpoint_is_best(tmp_path, caplog):
+    caplog.set_level("INFO")
+    run = classifier(
+        tmp_path, learning_rate=0.0, max_steps=9, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+        save_steps=1, do_eval=True, metric_for_best_model="loss", early_stopping_patience=2,
+    )  # fmt: skip
+    run.train_and_evaluate()
+    assert "Stopped early at step 3 of 9: eval_loss has not improved in 2 evaluations" in caplog.text
+    assert f"that of step 1, with {run.state.best_metric:.4g}: it is the model." in caplog.text
