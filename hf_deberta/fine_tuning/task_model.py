@@ -91,8 +91,8 @@ def read_config(name: str, args: Namespace | ModelArguments) -> dict[str, Any]:
     """The fields of a config.json, in a folder or on the Hub."""
     with input_errors(name, OSError, ValueError, RecursionError):
         fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
-    if not fields:
-        raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
+        if not fields:
+            raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
     if not isinstance(fields, dict):
         raise InputError(f"the config.json of {name} must contain a JSON object, {{...}}")
     return fields

@@ -14,6 +14,7 @@ from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from threading import Timer
 from traceback import walk_stack
 from types import FrameType
@@ -95,6 +96,10 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
         # a path that is not there was taken for a name on the Hub
         if any(isinstance(step, HFValidationError) for step in (cause, cause.__cause__, cause.__context__)):
             message = f"there is no folder {where}"
+        if where and Path(where, "discriminator", "config.json").exists() and not Path(where, "config.json").exists():
+            message = (
+                f"{where} holds two models of RTD: name {where}/discriminator, the one to fine-tune, or its generator"
+            )
         # Transformers' message names the argument of from_pretrained
         message = message.replace("pass the argument `trust_remote_code=True`", "add --trust_remote_code")
         located = InputError(message if where in message else f"{where}: {message}")

@@ -3,6 +3,8 @@
 import errno
 import signal
 import time
+from argparse import Namespace
+from functools import partial
 
 import pytest
 from datasets import Dataset
@@ -12,6 +14,9 @@ from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
+from hf_deberta.commands.any_checkpoint import load_checkpoint
+from hf_deberta.fine_tuning.task_model import read_config
+from hf_deberta.pretraining.arguments import NewModelArguments
 from hf_deberta.training.errors import InputError, input_errors, user_errors_in_one_line
 
 
@@ -61,6 +66,15 @@ def test_the_flag_that_allows_remote_code():
     """Transformers' message names the argument of `from_pretrained`."""
     with pytest.raises(InputError, match="Please add --trust_remote_code to allow"), input_errors("", ValueError):
         resolve_trust_remote_code(False, "me/mine", has_local_code=False, has_remote_code=True)
+
+
+def test_the_folder_of_a_pair_is_answered_with_the_model_to_fine_tune(tmp_path):
+    args = Namespace(cache_dir=None, model_revision="main", token=None)
+    (tmp_path / "discriminator").mkdir()
+    (tmp_path / "discriminator" / "config.json").write_text("{}")
+    for read in (load_checkpoint, partial(read_config, args=args), NewModelArguments().load_config):
+        with pytest.raises(InputError, match=f"two models of RTD: name {tmp_path}/discriminator"):
+            read(str(tmp_path))
 
 
 def test_an_invalid_configuration_is_shown_by_the_rule_that_it_breaks():
