@@ -69,11 +69,15 @@ def save_classifier(data: Path, folder: Path, **fields) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
-def test_any_model(data, tmp_path, model):
-    """The model, its card, its metrics and predictions."""
+def test_any_model(data, tmp_path, model, caplog, capsys):
+    """The model, its card, its metrics and predictions, and a last line whose command works."""
     out = tmp_path / "out"
     run_glue("--model_name_or_path", data / model, "--task_name", "sst2", "--data_dir", data / "sst2",
              "--output_dir", out, *RUN, "--num_train_epochs", 2, "--recipe", "none")  # fmt: skip
+    last_line = caplog.records[-1].message
+    assert last_line.startswith(f"\n{out}: model, predictions_sst2.csv, all_results.json, README.md. Try: python -c '")
+    exec(last_line.split("'")[1], {})
+    assert "'label': '" in capsys.readouterr().out
     accuracy = results(out)["eval_accuracy"]
     saved = AutoModelForSequenceClassification.from_pretrained(out)
     assert type(saved).__name__ == ("Bert" if model == "bert" else "HfDeberta") + "ForSequenceClassification"
@@ -83,6 +87,9 @@ def test_any_model(data, tmp_path, model):
     card = ModelCard.load(out / "README.md")
     assert "on the sst2 dataset" in card.text and f"- accuracy: {accuracy:g}"[:16] in card.text
     assert ("from_pretrained(" in card.text) == (model != "bert")
+    assert 'pipeline("text-classification", "out")("A text")' in card.text and "| 1 | positive |" in card.text
+    assert "- rows: train 40, validation 16\n" in card.text
+    assert str(tmp_path) not in card.text and "More information needed" not in card.text
     (result,) = card.data.eval_results
     assert (result.metric_type, result.dataset_name, result.metric_value) == ("accuracy", "sst2", accuracy)
     evaluations = [line.split("|")[3].strip() for line in card.text.splitlines() if line.count("|") == 6]

@@ -158,7 +158,9 @@ def choose_flags(
     if flags.recipe == "auto":
         recipe, source = recipe_flags(flags, recipe_task(flags))
         flags = parse(recipe)
-        log_recipe(recipe, source, flags)
+        flags.recipe_message = describe_recipe(recipe, source, flags)
+        if not is_without_training(flags):
+            logger.info(f"{flags.recipe_message} Disable with --recipe none.")
     if is_without_training(flags):
         trained = flags_of_training(flags)
         flags = parse(trained)
@@ -240,10 +242,8 @@ def half_precision_flag(use_cpu: bool) -> Literal["bf16", "fp16"] | None:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
-    """Log the settings of the recipe and the flags that override them, if the script trains."""
-    if is_without_training(flags):
-        return
+def describe_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> str:
+    """Return the settings of the recipe, and the flags that override them."""
     if flags.max_steps > 0:  # epochs are not used then
         recipe = {name: value for name, value in recipe.items() if name != "num_train_epochs"}
     used, overridden = used_and_changed(recipe, flags)
@@ -251,4 +251,4 @@ def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
     message = f"Recipe: {source}. Used: {words or 'nothing'}."
     if overridden:
         message += f" Overridden by you: {', '.join(f'--{name}' for name in overridden)}."
-    logger.info(f"{message} Disable with --recipe none.")
+    return message

@@ -156,4 +156,4 @@ def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: s
                     text = unfinished.read_text(encoding="utf-8").replace(f"seed-{best}", folder.resolve().name)
                     unfinished.write_text(text, encoding="utf-8")
     write_json(folder / "seeds.json", {"seeds": metrics, **summary.to_dict(), "best_seed": best})
-    print(f"{folder} holds the model of the best seed, {best}.")
+    print(f"The best seed is {best}: its model is kept.")

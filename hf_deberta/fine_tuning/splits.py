@@ -84,9 +84,10 @@ class DataArguments:
 
     def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
         """Return the arguments of `model_card.write_training_card`."""
-        dataset = None if demo else getattr(self, "task_name", None) or self.dataset_name
-        data = "made-up rows" if demo else dataset or self.train_file or self.data_dir or "custom data"
-        return {"data": data, "dataset": dataset, "base": checkpoint}
+        task_name, local = getattr(self, "task_name", None), self.dataset_name or self.train_file or self.data_dir or ""
+        on_hub = task_name or (self.dataset_name if not Path(local).exists() else None)
+        data = "made-up rows" if demo else on_hub or Path(local).resolve().name
+        return {"data": data, "dataset": None if demo else on_hub, "base": checkpoint}
 
     def map_options(self, description: str) -> dict[str, Any]:
         """Keyword arguments of `Dataset.map`."""

@@ -200,7 +200,8 @@ def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace],
     overrides = settings.get("config_overrides")
     if overrides and flags.config_overrides != overrides:
         flags.config_overrides = settings["config_overrides"] = f"{overrides},{flags.config_overrides}"
-    logger.info(describe_recipe(recipe, settings, flags, devices))
+    flags.recipe_message = describe_recipe(recipe, settings, flags, devices)
+    logger.info(flags.recipe_message)
     return flags
 
 

@@ -1,11 +1,13 @@
-"""The model card (README.md beside the weights): that of Trainer, with the results of all splits and loading code.
+"""The model card (README.md beside the weights): that of Trainer, with use, labels, rows, recipe and all results.
 
 >>> write_training_card(trainer, data="corpus.txt")
 """
 
 import json
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import ModelCard
 from transformers import Trainer
@@ -15,6 +17,21 @@ from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.model.pretrained_model import write_model_card
 from hf_deberta.training.json_files import atomic_write
 
+# Python that uses a model, by the end of its class name: "{name}" is the folder or the name on the Hub
+PIPELINE = "from transformers import pipeline"
+USES = {
+    "SequenceClassification": (PIPELINE, 'pipeline("text-classification", "{name}")({text})'),
+    "TokenClassification": (PIPELINE, 'pipeline("ner", "{name}", aggregation_strategy="simple")({text})'),
+    "MaskedLM": (PIPELINE, 'pipeline("fill-mask", "{name}")("Paris is the [MASK] of France.")'),
+    "QuestionAnswering": (
+        "from hf_deberta.question_answering import QuestionAnswerer\n"
+        "from transformers import AutoModelForQuestionAnswering, AutoTokenizer",
+        'QuestionAnswerer(AutoModelForQuestionAnswering.from_pretrained("{name}"), '
+        'AutoTokenizer.from_pretrained("{name}"))(question="Where is it?", context="It is in Paris.")',
+    ),
+    "CausalLM": (PIPELINE, 'pipeline("text-generation", "{name}")({text})'),
+}
+LABELLED = ("SequenceClassification", "TokenClassification")
 TIMINGS = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
 
 
@@ -40,8 +57,15 @@ def write_training_card(
     name = trainer.args.hub_model_id or path.parent.resolve().name
     on_hub = bool(base) and not os.path.exists(str(base))
     fields = {"model_name": name, "finetuned_from": base if on_hub else None}
-    loading = None
-    if json.loads((path.parent / "config.json").read_text())["model_type"] == HfDebertaConfig.model_type:
+    base_card = Path(str(base)) / "README.md"
+    if base_card.is_file():  # a local folder: its licence and base model hold for this model too
+        base_data = ModelCard.load(base_card, ignore_metadata_errors=True).data
+        fields |= {"license": base_data.get("license")}
+        fields |= (
+            {"finetuned_from": base_data.get("base_model")} if isinstance(base_data.get("base_model"), str) else {}
+        )
+    loading, settings = None, json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+    if settings["model_type"] == HfDebertaConfig.model_type:
         path.unlink(missing_ok=True)
         config = HfDebertaConfig.from_pretrained(path.parent)
         write_model_card(path.parent, (config.architectures or [""])[0], config, name)
@@ -55,6 +79,8 @@ def write_training_card(
     if "lr_scheduler_warmup_steps" in summary.hyperparameters:  # it may be a share
         summary.hyperparameters["lr_scheduler_warmup_steps"] = trainer.args.get_warmup_steps(trainer.state.max_steps)
     card = ModelCard(summary.to_model_card())
+    text = re.sub(r"\n## [^\n]+\n\nMore information needed\n|\n<!--.*?-->\n", "", card.text, flags=re.DOTALL)
+    card.text = text.replace("\n## Training procedure\n", f"{describe_use(settings, name)}{describe_run(trainer)}", 1)
     if loading is not None:
         card.data["pipeline_tag"] = loading.data.get("pipeline_tag")
         card.text += loading.text.replace(f"# {name}", "\n## How to load the model", 1)
@@ -69,3 +95,59 @@ def read_results(folder: Path) -> dict[str, float]:
     path = folder / "all_results.json"
     results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return {name.removeprefix("eval_"): value for name, value in results.items() if not name.endswith(TIMINGS)}
+
+
+def how_to_use(settings: dict[str, Any], name: str) -> tuple[list[str], str]:
+    """Return imports, and an expression that uses the model with the fields `settings` of a config.json; "" if none."""
+    head = (settings.get("architectures") or [""])[0].partition("For")[2]
+    columns = settings.get("fine_tuning_flags", {}).get("text_column_names") or ()
+    text = '{"text": "A text", "text_pair": "Another"}' if len(columns) == 2 else '"A text"'
+    imports, expression = USES.get(head, ("", ""))
+    ours = ["import hf_deberta"] if settings.get("model_type") == HfDebertaConfig.model_type else []
+    return [*ours, *imports.splitlines()], expression.replace("{name}", name).replace("{text}", text)
+
+
+def describe_use(settings: dict[str, Any], name: str) -> str:
+    """Return the sections of the card on how to use the model, and on its labels."""
+    imports, expression = how_to_use(settings, name)
+    use = "\n".join(["", "## How to use", "", "```python", *imports, "", f"print({expression})", "```", ""])
+    labels = settings.get("id2label", {}) if settings["architectures"][0].endswith(LABELLED) else {}
+    lines = [f"| {number} | {label} |" for number, label in labels.items()]
+    table = "\n".join(["", "## Labels", "", "| Number | Label |", "| --- | --- |", *lines, ""])
+    return use * bool(expression) + table * (len(lines) > 1)
+
+
+def describe_run(trainer: Trainer) -> str:
+    """Return the section of the card on the rows, the metric that selected the checkpoint, and the recipe."""
+    args: Any = trainer.args
+    rows = {"train": trainer.train_dataset, "validation": trainer.eval_dataset}
+    sizes = ", ".join(f"{name} {len(part):,}" for name, part in rows.items() if part is not None)
+    lines = [f"- rows: {sizes}"]
+    if args.load_best_model_at_end:
+        lines.append(f"- checkpoint: the best by {args.metric_for_best_model.removeprefix('eval_')}")
+    if message := getattr(args, "recipe_message", ""):
+        lines.append(f"- {message[0].lower()}{message[1:]}")
+    return "\n".join(["", "## Training", "", *lines, ""])
+
+
+def describe_output(folder: Path, script: str) -> str:
+    """Return the last line of a script: what is in its folder, and a command that uses it; "" if nothing is."""
+    models = [name for name in ("discriminator", "generator") if (folder / name / "config.json").is_file()]
+    predictions = sorted(path.name for path in folder.glob("predictions*.csv"))
+    has_model = any(folder.glob("model*.safetensors"))
+    others = [name for name in ("all_results.json", "seeds.json", "README.md") if (folder / name).is_file()]
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8")) if has_model else {}
+    written = [*["model"] * has_model, *models, *predictions, *others]
+    imports, expression = how_to_use(settings, str(folder))
+    if models:
+        start = f"hf-deberta classify --model_name_or_path {folder / models[0]}"
+        command = f"{start} --train_file ROWS.csv --output_dir CLASSIFIER"
+    elif expression:
+        command = f"python -c '{'; '.join([*imports, f'print({expression})'])}'"
+    elif has_model:
+        command = f"{script} --model_name_or_path {folder} --do_predict --test_file ROWS.jsonl --output_dir PREDICTIONS"
+    elif predictions:
+        command = f"python -c 'import pandas; print(pandas.read_csv(\"{folder / predictions[0]}\"))'"
+    else:
+        command = f"python -m json.tool {folder / 'all_results.json'}"
+    return f"{folder}: {', '.join(written)}. Try: {command}" if written else ""

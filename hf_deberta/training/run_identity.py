@@ -85,6 +85,7 @@ class RunArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
+        self.recipe_message = ""  # for the model card
         if self.use_cpu or not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # torch warns that it has no effect
         elif self.dataloader_pin_memory and self.accelerator_config is None:

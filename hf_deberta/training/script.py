@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line
 from hf_deberta.training.errors import InputError, one_line, user_errors_in_one_line
+from hf_deberta.training.model_card import describe_output
 from hf_deberta.training.processes import is_main_process
 from hf_deberta.training.run_identity import identifying_flags
 from hf_deberta.training.run_lock import lock_folder
@@ -62,17 +63,21 @@ def run_script(
             return parser.parse_args(words)
 
         flags = choose_flags(parse({}), parse)
+        recipe_message = vars(flags).pop("recipe_message", "")
         check_flags(parser, flags)
         *_, args = instances = make_dataclasses(parser, flags)
         if flags.output_dir is None:
             logger.info(f"No --output_dir is given: everything is written to {args.output_folder}.")
         args.identifying_flags = identifying_flags(vars(flags), argument_classes)
+        args.recipe_message = recipe_message
         with lock_folder(args.output_folder):
             result = run(*instances)
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 gc.collect()  # what uses the process group is freed before the group ends
                 PartialState().wait_for_everyone()
                 PartialState().destroy_process_group()
+            if last_line := describe_output(args.output_folder, Path(sys.argv[0]).name):
+                logger.info(f"\n{last_line}")
             return result
 
 
