@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "export": {"hf_deberta", "engines", "in_tree", "model"},
     "in_tree": {"engines", "model", "tokenization_hf_deberta"},
     "serving": {"engines", "model", "in_tree"},
-    "training": {"hf_deberta", "engines", "model", "tokenization_hf_deberta"},
+    "training": {"hf_deberta", "engines", "export", "model", "tokenization_hf_deberta"},
     "pretraining": {"hf_deberta", "engines", "model", "tokenization_hf_deberta", "training"},
     "fine_tuning": {"hf_deberta", "model", "tokenization_hf_deberta", "training", "metrics"},
     "metrics": set(),

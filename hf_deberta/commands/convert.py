@@ -28,7 +28,7 @@ OFFICIAL_TOKENIZERS = ("spm.model", "bpe_encoder.bin")  # v2 and v3, v1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("output", type=Path, help="folder to write; it must be empty or new")
-    parser.add_argument("--to", required=True, choices=WRITERS, help="format")
+    parser.add_argument("--to", "--save_format", required=True, choices=WRITERS, help="format")
     parser.add_argument("--architecture", help="class of hf_deberta, by default that of the checkpoint's head")
 
 

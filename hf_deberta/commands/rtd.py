@@ -126,6 +126,11 @@ def make_trainer(
             "--push_to_hub uploads one model, but this script writes two: after training, push "
             "OUTPUT_DIR/discriminator and OUTPUT_DIR/generator"
         )
+    if training_args.save_format == "transformers":
+        raise InputError(
+            "--save_format transformers: Transformers has no class with the discriminator's head; leave it out here, "
+            "and give it when you fine-tune OUTPUT_DIR/discriminator"
+        )
     require_trained_model(training_args, pair_args.new_model, "--discriminator_name_or_path")
     set_seed(training_args.seed)
     folder, checkpoint = Path(str(training_args.output_dir)), pair_args.discriminator_name_or_path

@@ -17,6 +17,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from transformers import DebertaConfig, DebertaV2Config, PreTrainedConfig, PreTrainedModel
 
+import hf_deberta.model
 from hf_deberta.model.pretrained_model import fuse_qkv
 
 # fields that Transformers' classes do not have; attention_head_size they have, but cannot read as None
@@ -68,6 +69,22 @@ def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard
             stale.unlink()
         for file in Path(temporary).iterdir():
             shutil.move(file, target / file.name)
+
+
+def convert_folder(folder: str | Path, model_class: type[PreTrainedModel]) -> None:
+    """Rewrite a saved model of this package in the format of Transformers, without source files and its model card."""
+    target = Path(folder)
+    export_to_transformers(model_class.from_pretrained(folder, trust_remote_code=False), folder)
+    sources = [target / path.name for path in Path(hf_deberta.model.__file__).parent.glob("*.py")]
+    for path in (target / "README.md", *sources):
+        path.unlink(missing_ok=True)
+
+
+def require_transformers_class(model: PreTrainedModel) -> None:
+    """Raise ValueError if Transformers has no class for the model with its head; warn if masked-LM logits differ."""
+    _check_exportable(model)
+    if _head_in_transformers(model, _is_v1(model.config)) == "Model" and hasattr(model, "deberta"):
+        raise ValueError(f"Transformers' DeBERTa classes have no head like that of {type(model).__name__}")
 
 
 def _is_v1(config: PreTrainedConfig) -> bool:
@@ -167,11 +184,15 @@ def _in_tree_config(model: PreTrainedModel, is_v1: bool) -> PreTrainedConfig:
     fields["legacy"] = not model.config.uses_mask_decoder
     fields["dtype"] = str(model.dtype).removeprefix("torch.")
     config = config_class(**fields)
-    head = type(model).__name__.removeprefix("HfDeberta")
-    # Transformers has no discriminator, no entity choice and no multiple choice for v1: name the class of the encoder
-    if head in ("ForPreTraining", "ForEntityChoice") or (is_v1 and head == "ForMultipleChoice"):
-        head = "Model"
+    head = _head_in_transformers(model, is_v1)
     if head == "ForQuestionAnswering":
         config.num_labels = 2  # Transformers' head has as many outputs, and a checkpoint of NLI three labels
     config.architectures = [("Deberta" if is_v1 else "DebertaV2") + head]
     return config
+
+
+def _head_in_transformers(model: PreTrainedModel, is_v1: bool) -> str:
+    """Return the end of the name of Transformers' class; that of the encoder if there is none with this head."""
+    head = type(model).__name__.removeprefix("HfDeberta")
+    lacking = ("ForPreTraining", "ForEntityChoice", *["ForMultipleChoice"] * is_v1)
+    return "Model" if head in lacking else head

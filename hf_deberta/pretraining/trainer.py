@@ -21,7 +21,6 @@ class PretrainingTrainer(RunTrainer):
     """
 
     may_grow = ("steps",)
-    model: Any  # Trainer annotates it as a model or None
     train_dataset: Any  # TokenRows
 
     def __init__(self, *args: Any, test_dataset: TokenRows | None = None, **kwargs: Any):

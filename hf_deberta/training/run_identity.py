@@ -75,6 +75,11 @@ class RunArguments(TrainingArguments):
         "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
         "from that checkpoint each time the command is run.",
     )
+    save_format: Literal["hf_deberta", "transformers"] = flag(
+        "hf_deberta",
+        "Format of the final model of a DeBERTa. transformers: that of Transformers' own class, which needs no "
+        "trust_remote_code. Checkpoints stay in ours.",
+    )
     cuda_graphs: Literal["auto", "true", "false"] = free_flag(
         "auto",
         "Replay the steps of one GPU as CUDA graphs, which do not wait for Python. auto: no, since no GPU has been "

@@ -13,6 +13,8 @@ from typing import Any
 from transformers import SchedulerType, TrainerState
 from transformers.utils import logging
 
+from hf_deberta import HfDebertaConfig
+from hf_deberta.export.transformers_format import convert_folder, require_transformers_class
 from hf_deberta.training.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
@@ -23,7 +25,7 @@ from hf_deberta.training.checkpoints import (
     require_checkpoint,
     resume_choice,
 )
-from hf_deberta.training.errors import InputError
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.finite_values import FiniteValuesMixin
 from hf_deberta.training.graphed_steps import GraphedStepsMixin
 from hf_deberta.training.model_card import write_training_card
@@ -47,6 +49,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
     """
 
     args: RunArguments
+    model: Any  # Trainer annotates it as a model or None
     may_grow: Collection[str] = ()  # identifying settings that may be larger when a run is continued
 
     def __init__(self, *args: Any, card_fields: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -57,6 +60,20 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         self.add_callback(SetEpochCallback(self))
         self.add_callback(TimeLeftCallback())
         self._set_special_tokens()
+        if self.saves_for_transformers and self.args.do_train:
+            with input_errors("--save_format transformers", ValueError):
+                require_transformers_class(self.model)
+
+    @property
+    def saves_for_transformers(self) -> bool:
+        """Whether the final model has the format of Transformers' own class; models of other types have it anyway."""
+        is_ours = self.model.config.model_type == HfDebertaConfig.model_type
+        return is_ours and getattr(self.args, "save_format", "") == "transformers"
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.saves_for_transformers and self.args.should_save and not self._writing_checkpoint:
+            convert_folder(output_dir or self.args.output_folder, type(self.model))
 
     def identifying_settings(self) -> dict[str, Any]:
         """Return what identifies the run besides its flags, see `RunArguments.run_settings`."""

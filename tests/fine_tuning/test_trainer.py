@@ -15,6 +15,7 @@ from transformers import (
     BertConfig,
     BertForQuestionAnswering,
     BertForSequenceClassification,
+    DebertaV2ForSequenceClassification,
     default_data_collator,
 )
 
@@ -265,3 +266,25 @@ def test_a_run_that_stops_early_says_why_and_which_checkpoint_is_best(tmp_path, 
     run.train_and_evaluate()
     assert "Stopped early at step 3 of 9: eval_loss has not improved in 2 evaluations" in caplog.text
     assert f"that of step 1, with {run.state.best_metric:.4g}: it is the model." in caplog.text
+
+
+def test_the_final_model_in_the_format_of_transformers(tmp_path):
+    """It has no custom code, its checkpoints are ours, and a finished run is loaded again."""
+    fields = {"save_format": "transformers", "save_strategy": "steps", "save_steps": 1}
+    run = classifier(tmp_path, **fields)
+    run.train_and_evaluate()
+    run.write_card_and_push()
+    assert not list(tmp_path.glob("*.py")) and list(tmp_path.glob("checkpoint-1/modeling_*.py"))
+    assert "trust_remote_code" not in (tmp_path / "README.md").read_text()
+    plain = DebertaV2ForSequenceClassification.from_pretrained(tmp_path).eval()
+    ids = torch.tensor(ROWS["input_ids"][:])
+    torch.testing.assert_close(plain(ids).logits, run.model.eval()(ids).logits, atol=1e-5, rtol=0)
+    again = classifier(tmp_path, **fields)
+    again.train_and_evaluate()
+    assert not again.trained and torch.equal(again.model.classifier.weight, run.model.classifier.weight)
+
+
+def test_a_head_that_transformers_lacks_is_refused_before_training(tmp_path):
+    model = HfDebertaForMultipleChoice(HfDebertaConfig.from_preset("v1-base", hidden_size=8, num_attention_heads=1))
+    with pytest.raises(InputError, match="--save_format transformers: .* no head like that of HfDebertaForMultiple"):
+        FineTuningTrainer(model, arguments(tmp_path, save_format="transformers"))
