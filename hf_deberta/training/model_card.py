@@ -31,7 +31,7 @@ USES = {
     ),
     "CausalLM": (PIPELINE, 'pipeline("text-generation", "{name}")({text})'),
 }
-LABELLED = ("SequenceClassification", "TokenClassification")
+LABELLED = ("SequenceClassification']", "TokenClassification']")  # ends of a list of one class
 TIMINGS = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
 
 
@@ -59,11 +59,8 @@ def write_training_card(
     fields = {"model_name": name, "finetuned_from": base if on_hub else None}
     base_card = Path(str(base)) / "README.md"
     if base_card.is_file():  # a local folder: its licence and base model hold for this model too
-        base_data = ModelCard.load(base_card, ignore_metadata_errors=True).data
-        fields |= {"license": base_data.get("license")}
-        fields |= (
-            {"finetuned_from": base_data.get("base_model")} if isinstance(base_data.get("base_model"), str) else {}
-        )
+        inherited = ModelCard.load(base_card, ignore_metadata_errors=True).data
+        fields |= {"license": inherited.get("license"), "finetuned_from": inherited.get("base_model")}
     loading, settings = None, json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
     if settings["model_type"] == HfDebertaConfig.model_type:
         path.unlink(missing_ok=True)
@@ -100,7 +97,7 @@ def read_results(folder: Path) -> dict[str, float]:
 def how_to_use(settings: dict[str, Any], name: str) -> tuple[list[str], str]:
     """Return imports, and an expression that uses the model with the fields `settings` of a config.json; "" if none."""
     head = (settings.get("architectures") or [""])[0].partition("For")[2]
-    columns = settings.get("fine_tuning_flags", {}).get("text_column_names") or ()
+    columns = (settings.get("fine_tuning_flags") or {}).get("text_column_names") or ()
     text = '{"text": "A text", "text_pair": "Another"}' if len(columns) == 2 else '"A text"'
     imports, expression = USES.get(head, ("", ""))
     ours = ["import hf_deberta"] if settings.get("model_type") == HfDebertaConfig.model_type else []
@@ -111,7 +108,7 @@ def describe_use(settings: dict[str, Any], name: str) -> str:
     """Return the sections of the card on how to use the model, and on its labels."""
     imports, expression = how_to_use(settings, name)
     use = "\n".join(["", "## How to use", "", "```python", *imports, "", f"print({expression})", "```", ""])
-    labels = settings.get("id2label", {}) if settings["architectures"][0].endswith(LABELLED) else {}
+    labels = settings.get("id2label", {}) if str(settings.get("architectures")).endswith(LABELLED) else {}
     lines = [f"| {number} | {label} |" for number, label in labels.items()]
     table = "\n".join(["", "## Labels", "", "| Number | Label |", "| --- | --- |", *lines, ""])
     return use * bool(expression) + table * (len(lines) > 1)
@@ -120,7 +117,7 @@ def describe_use(settings: dict[str, Any], name: str) -> str:
 def describe_run(trainer: Trainer) -> str:
     """Return the section of the card on the rows, the metric that selected the checkpoint, and the recipe."""
     args: Any = trainer.args
-    rows = {"train": trainer.train_dataset, "validation": trainer.eval_dataset}
+    rows: dict[str, Any] = {"train": trainer.train_dataset, "validation": trainer.eval_dataset}
     sizes = ", ".join(f"{name} {len(part):,}" for name, part in rows.items() if part is not None)
     lines = [f"- rows: {sizes}"]
     if args.load_best_model_at_end:

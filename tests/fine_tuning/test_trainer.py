@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from datasets import Dataset
+from huggingface_hub import ModelCard
 from tiny_trainers import CLASS_ROWS as ROWS
 from tiny_trainers import classifier, collate_padded
 from tiny_trainers import fine_tuning_arguments as arguments
@@ -175,6 +176,18 @@ def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path)
     finished.train_and_evaluate()
     finished.write_card_and_push()
     assert card.read_text().endswith("by hand")
+
+
+def test_the_card_inherits_licence_and_base_model_of_a_local_checkpoint(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "README.md").write_text("---\nlicense: mit\nbase_model: microsoft/deberta-v3-base\n---\n")
+    run = classifier(tmp_path / "out")
+    run.card_fields = {"data": "train.csv", "base": str(tmp_path / "base")}
+    run.train_and_evaluate()
+    run.write_card_and_push()
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert (card.data.license, card.data.base_model) == ("mit", "microsoft/deberta-v3-base")
+    assert str(tmp_path) not in card.text and "More information needed" not in card.text
 
 
 def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path):
