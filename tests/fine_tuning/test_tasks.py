@@ -1,10 +1,7 @@
-"""What all tasks share, and a sixth task in one class, as docs/fine_tuning.md shows it."""
+"""What all tasks share, and a sixth task in one class, examples/own_task.py."""
 
-import importlib
-import re
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ from fine_tuning_models import (
     save_models,
     write_json_lines,
 )
+from own_task import Urgency
 
 from hf_deberta.demos import review_rows
 from hf_deberta.fine_tuning import run
@@ -29,8 +27,6 @@ from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
 from hf_deberta.fine_tuning.tasks.squad import Squad
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.training.errors import InputError
-
-GUIDE = Path(__file__).parents[2] / "docs" / "fine_tuning.md"
 
 
 @pytest.mark.parametrize("flag", ["max_train_samples", "max_eval_samples", "max_predict_samples", "pad_to_multiple_of"])
@@ -86,11 +82,7 @@ def test_inputs_are_checked_before_the_model_loads(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_sixth_task(tmp_path, monkeypatch):
-    """The class in the guide trains, evaluates and predicts."""
-    *_, code = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    (tmp_path / "urgency.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    task = importlib.import_module("urgency").Urgency
+    """The class in examples/own_task.py trains, evaluates and predicts."""
     rows = [
         {"subject": row["sentence"], "body": "a film", "label": ("low", "high")[row["label"]]}
         for row in review_rows(40, 0)
@@ -99,13 +91,13 @@ def test_a_sixth_task(tmp_path, monkeypatch):
     for split, some in {"train": rows[:24], "validation": rows[24:32], "test": rows[32:]}.items():
         write_json_lines(tmp_path / f"{split}.jsonl", some)
     words = ["--model_name_or_path", tmp_path / "ours", "--data_dir", tmp_path, *CPU, "--max_steps", 2]
-    monkeypatch.setattr(sys, "argv", ["urgency.py", *map(str, words), "--output_dir", str(tmp_path / "out")])
-    run_task(task)
+    monkeypatch.setattr(sys, "argv", ["own_task.py", *map(str, words), "--output_dir", str(tmp_path / "out")])
+    run_task(Urgency)
     assert {"eval_accuracy", "predict_accuracy", "predict_loss"} <= results(tmp_path / "out").keys()
     lines = read_predicted_rows(tmp_path / "out", "predictions_test")
     assert [line["subject"] for line in lines] == [row["subject"] for row in rows[32:]]
     assert {line["prediction"] for line in lines} <= {"low", "high"}
     with pytest.raises(SystemExit) as stopped:
-        monkeypatch.setattr(sys, "argv", ["urgency.py", "--help"])
-        run_task(task)
+        monkeypatch.setattr(sys, "argv", ["own_task.py", "--help"])
+        run_task(Urgency)
     assert stopped.value.code == 0
