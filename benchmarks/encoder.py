@@ -6,10 +6,11 @@
     python benchmarks/encoder.py --device cuda --dtype bfloat16
     python benchmarks/encoder.py --device cuda --dtype bfloat16 --mode step
 
-docs/benchmarks.md explains the peers of CPUs: in-tree, enabled, bert, disentangled-flash, "ours BACKEND", "ours
-optimized", "onnxruntime in-tree", "openvino in-tree|ours". GPUs also have modernbert and flashdeberta. After a comma a
-peer may have an addition: "no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "layers compiled",
-"CUDA graph".
+Peers: in-tree (Transformers' DeBERTa), enabled (the same under `enable()`), bert, disentangled-flash, "ours BACKEND",
+"ours optimized" (after `optimize()`), "onnxruntime in-tree" and "openvino in-tree" (Transformers' graph at its fastest
+setting), "openvino ours" (the file of `to_openvino`). GPUs also have modernbert and flashdeberta. After a comma a peer
+may have an addition: "no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "layers compiled", "CUDA
+graph".
 
 Training is forward and backward with weights in --dtype. A step is what fine-tuning does: a classifier with its whole
 vocabulary and weights in float32, autocast to --dtype, dropout, clipping and fused AdamW; its CUDA graphs are those of

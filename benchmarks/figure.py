@@ -11,7 +11,7 @@ from pathlib import Path
 from table import README_CASES, ratio_values
 
 TARGET = Path(__file__).parents[1] / "docs" / "speed.svg"
-SERIES = {"Transformers / ours": "hf_deberta", "Transformers / `optimize()`": "after optimize()"}  # column -> legend
+SERIES = {"this package": "hf_deberta", "`optimize()`": "after optimize()"}  # column -> legend
 COLOURS = ("#0f766e", "#d97706")
 WIDTH, UNIT, BAR, CASE = 480, 62, 18, 82  # the picture, one time, the height of a bar and of a case
 TOP = 34  # below the legend

@@ -2,7 +2,7 @@
 
     python benchmarks/fine_tuning.py --model my-pretrained --data ../data --tasks cola sst2
     python benchmarks/fine_tuning.py --model deberta-v3-xsmall --data ../data --settings short --who ours --seeds 1
-    python benchmarks/fine_tuning.py --print deberta-v3-xsmall   # the tables of docs/reproduction.md, from the csv
+    python benchmarks/fine_tuning.py --print deberta-v3-xsmall   # the tables of results/README.md, from the csv
 
 Only the encoder of the checkpoint is kept, and exported once to the format of Transformers' DebertaV2 classes: both
 start from identical weights, with the same rows in the same order, seeds and settings. Rows are added to

@@ -1,7 +1,7 @@
 """Check a released or fine-tuned checkpoint against Transformers' classes: weights, exactness, tokens, labels.
 
     python benchmarks/released.py --model FOLDER --texts FILE... --rows pairs.jsonl
-    python benchmarks/released.py --print v3-xsmall-nli     # the table in docs/benchmarks.md, from the csv
+    python benchmarks/released.py --print v3-xsmall-nli     # the table in results/README.md, from the csv
 
 The model is a folder or a name on the Hub. Each line of the texts is one text; of .jsonl files, each string of a row.
 The rows are texts, or pairs of texts (--columns), of which a sequence classifier predicts the labels. Hidden states and
@@ -224,7 +224,7 @@ def main() -> None:
 
 
 def table(name: str) -> str:
-    """The rows of a model in the result file, as in docs/benchmarks.md.
+    """The rows of a model in the result file, as in results/README.md.
 
     In brackets: a difference divided by the largest value.
     """

@@ -4,7 +4,7 @@
     python benchmarks/reproduce.py --data data --model deberta-v3-xsmall
     python benchmarks/reproduce.py --only exactness.csv encoder.csv
 
---data is the folder that benchmarks/fine_tuning.py describes, with the books of docs/reproduction.md as
+--data is the folder that benchmarks/fine_tuning.py describes, with the books of results/README.md as
 text/books_*.txt; books_validation.txt is held out. --model is the checkpoint of the tables, a DeBERTa-v3-xsmall
 fine-tuned on NLI. Scripts write into a temporary folder, and the recorded files stay as they are. Commands run two at a
 time with one thread each, as recorded; those whose times count run first, alone.

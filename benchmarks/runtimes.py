@@ -110,7 +110,7 @@ def quantize_onnx(source: Path, file: Path) -> None:
 
 @cache
 def openvino_core() -> Any:
-    """The one Core: the end of an earlier one would leave later signals without a stack (docs/log.md)."""
+    """The one Core: the end of an earlier one would leave later signals without a stack (benchmarks/log.md)."""
     import openvino
 
     return openvino.Core()

@@ -1,4 +1,4 @@
-"""Print the tables in README.md and docs/benchmarks.md from the files in results/.
+"""Print the tables in README.md, docs and results/README.md from the files in results/.
 
     python benchmarks/table.py
 
@@ -14,13 +14,13 @@ from statistics import mean
 RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  # folder of the result files
 AMD = "AMD EPYC, 2 threads"  # Zen 5
 GPU = "NVIDIA H100 80GB HBM3"
+SIZES_MACHINE = "Intel(R) Xeon(R) Processor (family 6, model 207), 1 threads"  # timed several presets
+SIZE_PEERS = {"in-tree": "Transformers", "ours sdpa": "this package", "ours optimized": "`optimize()`"}
 PEERS = {  # name in the csv -> heading of the column
-    "in-tree": "Transformers' DeBERTa",
-    "disentangled-flash": "disentangled-flash",
-    "bert": "BERT, SDPA",
-    "ours sdpa, no oneDNN": "hf_deberta, oneDNN off",
-    "enabled": "Transformers' DeBERTa after `enable()`",
+    "in-tree": "Transformers",
     "ours sdpa": "hf_deberta",
+    "disentangled-flash": "disentangled-flash",
+    "bert": "BERT",
 }
 DTYPES = ("float32", "bfloat16", "int8")
 CASES = {  # (mode, case) in the csv -> label of the row
@@ -29,31 +29,31 @@ CASES = {  # (mode, case) in the csv -> label of the row
     ("forward", "8x128"): "8 x 128",
     ("forward", "2x512"): "2 x 512",
     ("forward", "1x2048"): "1 x 2048",
-    ("forward", "mnli"): "32 sentence pairs of MNLI, padded",
-    ("training", "8x128"): "training step, 8 x 128",
-    ("training", "mnli"): "training step, 32 sentence pairs",
+    ("forward", "mnli"): "32 sentence pairs",
+    ("training", "8x128"): "training, 8 x 128",
+    ("training", "mnli"): "training, 32 pairs",
 }
 GPU_PEERS = {  # name in the csv -> heading of the column
-    "in-tree": "Transformers' DeBERTa",
+    "in-tree": "Transformers",
+    "ours sdpa": "ours, sdpa",
+    "ours triton": "ours, triton",
     "flashdeberta": "flashdeberta",
     "disentangled-flash": "disentangled-flash",
-    "bert": "BERT, SDPA",
-    "ours sdpa": "hf_deberta, sdpa",
-    "ours triton": "hf_deberta, triton",
+    "bert": "BERT",
 }
 GPU_CASES = {"8x128": "8 x 128", "mnli": "32 sentence pairs", "32x512": "32 x 512", "4x2048": "4 x 2048"}
+LABEL_PEERS = {
+    "ours optimized": "`optimize()`",
+    "in-tree": "Transformers",
+    "onnxruntime in-tree": "ONNX Runtime",
+}
 README_CASES = {  # (type, mode, case) -> label of the row
     ("float32", "forward", "1x32"): "1 row of 32 tokens",
-    ("float32", "forward", "8x128"): "8 rows of 128 tokens, no padding",
-    ("float32", "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
+    ("float32", "forward", "8x128"): "8 rows of 128 tokens",
+    ("float32", "forward", "mnli"): "32 sentence pairs, padded",
 }
-RATIOS = {  # heading of the column -> (their peers, of which the fastest counts; ours) by names in the csv
-    "Transformers / ours": (("in-tree",), "ours sdpa"),
-    "Transformers / `optimize()`": (("in-tree",), "ours optimized"),
-    "best runtime / `optimize()`": (("onnxruntime in-tree", "openvino in-tree"), "ours optimized"),
-    "OpenVINO, our graph / `optimize()`": (("openvino ours",), "ours optimized"),
-}
-README_RATIOS = list(RATIOS)[:3]
+RATIOS = {"this package": "ours sdpa", "`optimize()`": "ours optimized", "OpenVINO": "openvino ours"}  # peers by column
+README_RATIOS = list(RATIOS)[:2]
 README_TOKENS = 2048  # of the row with memory
 Times = dict[tuple[str, str, str], float]  # milliseconds by (mode, case, peer)
 
@@ -113,70 +113,63 @@ def summary(rows: list[dict[str, str]], by: tuple[str, ...], values: tuple[str, 
 
 
 def times_by_machine(dtype: str) -> dict[str, Times]:
-    """Return the times in encoder.csv on each CPU, in one type."""
+    """Return the times of base size in encoder.csv on two threads of each CPU, in one type."""
     times: dict[str, Times] = {}
     for row in read_rows(RESULTS / "encoder.csv"):
-        if (row["device"], row["dtype"]) == ("cpu", dtype):
+        two_threads = row["machine"].endswith(" 2 threads")
+        if two_threads and (row["device"], row["dtype"], row["preset"]) == ("cpu", dtype, "v3-base"):
             of_machine = times.setdefault(row["machine"], {})
             of_machine[row["mode"], row["case"], row["peer"]] = float(row["milliseconds"])
     return times
 
 
-def ratio_table() -> str:
-    """Times of others divided by ours in the same run: the smallest to the largest over all machines."""
-    rows = []
-    for dtype in DTYPES:
-        for case, label in CASES.items():
-            cells = [ratios(dtype, case, column) for column in RATIOS]
-            if any(cells):
-                rows.append([f"{label}, {dtype}", *(cell or "-" for cell in cells)])
-    names = sorted({name for dtype in DTYPES for name in times_by_machine(dtype)})
-    legend = ["", "Processors, in brackets how many of them a range is from:", "", *(f"- {name}" for name in names)]
-    return "\n".join([markdown(["base size", *RATIOS], rows), *legend])
+def ratio_table(dtype: str) -> str:
+    """How many times as fast as Transformers: the smallest to the largest ratio over all machines."""
+    rows = [[label, *(ratios(dtype, case, column) for column in RATIOS)] for case, label in CASES.items()]
+    return markdown([dtype, *RATIOS], [row for row in rows if set(row[1:]) != {"-"}])
 
 
 def ratio_values(dtype: str, case: tuple[str, str], column: str) -> list[float]:
     """Return the ratio of each machine that timed both."""
-    values, (peers, ours) = [], RATIOS[column]
-    for times in times_by_machine(dtype).values():
-        theirs = [times[*case, peer] for peer in peers if (*case, peer) in times]
-        if theirs and (*case, ours) in times:
-            values.append(min(theirs) / times[*case, ours])
-    return values
+    theirs, ours = (*case, "in-tree"), (*case, RATIOS[column])
+    machines = times_by_machine(dtype).values()
+    return [times[theirs] / times[ours] for times in machines if theirs in times and ours in times]
 
 
 def ratios(dtype: str, case: tuple[str, str], column: str) -> str:
-    """One cell: the smallest and the largest ratio over the machines that timed both, and their number."""
+    """One cell: the smallest and the largest ratio over the machines that timed both."""
     values = ratio_values(dtype, case, column)
     if not values:
-        return ""
+        return "-"
     low, high = f"{min(values):.1f}", f"{max(values):.1f}"
-    return f"{low if low == high else f'{low} to {high}'} ({len(values)})"
+    return low if low == high else f"{low} to {high}"
 
 
 def full_table() -> str:
-    """Every peer and case on the AMD machine, each with its time divided by ours."""
+    """Milliseconds of every peer and case on the AMD machine."""
     times = times_by_machine("float32")[AMD]
-    rows = []
-    for case, label in CASES.items():
-        ours = times[*case, "ours sdpa"]
-        others = [times[*case, peer] for peer in PEERS if peer != "ours sdpa"]
-        rows.append([label, *(f"{time:.0f} ({time / ours:.1f})" for time in others), f"**{ours:.0f}**"])
-    return markdown(["milliseconds (divided by hf_deberta's)", *PEERS.values()], rows)
+    rows = [[label, *(f"{times[*case, peer]:.0f}" for peer in PEERS)] for case, label in CASES.items()]
+    return markdown(["milliseconds", *PEERS.values()], rows)
+
+
+def size_table() -> str:
+    """Milliseconds of a row of 128 tokens in models of each size, on the machine that timed several."""
+    times: dict[str, dict[str, str]] = {}
+    for row in read_rows(RESULTS / "encoder.csv"):
+        if (row["machine"], row["mode"], row["case"]) == (SIZES_MACHINE, "forward", "1x128"):
+            times.setdefault(row["preset"], {})[row["peer"]] = f"{float(row['milliseconds']):.0f}"
+    rows = [[preset, *(by_peer[peer] for peer in SIZE_PEERS)] for preset, by_peer in times.items()]
+    return markdown(["1 row of 128 tokens, ms", *SIZE_PEERS.values()], rows)
 
 
 def label_table() -> str:
-    """Equal labels and the largest difference of logits from float32."""
+    """Share of equal labels, and the largest difference of logits from float32."""
     rows = [
-        (
-            f"{row['peer']} ({row['settings']})" if row["settings"] else row["peer"],
-            row["dtype"],
-            f"{row['equal_labels']} of {row['rows']}, {row['percent']} %",
-            row["largest_logit_difference"],
-        )
+        [f"{LABEL_PEERS[row['peer']]}, {row['dtype']}", f"{row['percent']} %", row["largest_logit_difference"]]
         for row in read_rows(RESULTS / "label_agreement.csv")
+        if row["peer"] in LABEL_PEERS
     ]
-    return markdown(["peer", "type", "equal labels", "largest difference of logits"], rows, 2)
+    return markdown(["", "equal labels", "difference of logits"], rows)
 
 
 def gpu_table() -> str:
@@ -198,7 +191,7 @@ def gpu_table() -> str:
 def readme_table() -> str:
     """The ratios of a few cases, and one of memory."""
     rows = [
-        [label, *(ratios(dtype, (mode, case), column) or "-" for column in README_RATIOS)]
+        [label, *(ratios(dtype, (mode, case), column) for column in README_RATIOS)]
         for (dtype, mode, case), label in README_CASES.items()
     ]
     extra = {
@@ -207,11 +200,11 @@ def readme_table() -> str:
         if (row["device"], row["dtype"], row["tokens"]) == ("cpu", "float32", str(README_TOKENS))
         and AMD in row["machine"]
     }
-    rows.append(
-        [f"memory of 1 row of {README_TOKENS} tokens", f"{extra['in-tree'] / extra['ours sdpa']:.1f} (1)", "-", "-"]
-    )
-    return markdown(["base size, 2 threads", *README_RATIOS], rows)
+    less = f"1/{extra['in-tree'] / extra['ours sdpa']:.0f}"
+    rows.append([f"memory of 1 row of {README_TOKENS} tokens", less, "-"])
+    return markdown(["base size", *README_RATIOS], rows)
 
 
 if __name__ == "__main__":
-    print(readme_table(), ratio_table(), full_table(), label_table(), gpu_table(), sep="\n\n")
+    by_type = (ratio_table(dtype) for dtype in DTYPES)
+    print(readme_table(), *by_type, full_table(), size_table(), label_table(), gpu_table(), sep="\n\n")

@@ -71,7 +71,7 @@ def test_notebooks_and_code_are_pages_of_the_site(site):
     def text_of(name: str) -> str:
         return (site / name / "index.html").read_text(encoding="utf-8")
 
-    assert 'href="../source/examples/lora.py/"' in text_of("examples")
+    assert 'href="../source/examples/lora.py/"' in text_of("use")
     assert "def" in text_of("source/examples/lora.py")
     assert 'href="../pretrain/"' in text_of("notebooks/quickstart")
     assert 'src="data:image/png' in text_of("notebooks/attention")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizer_files import write_bpe
 
+import hf_deberta
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftArguments
@@ -24,7 +25,7 @@ from hf_deberta.training.command_line import ScriptParser
 from hf_deberta_command import SCRIPTS, import_command
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
 SNIPPETS_ELSEWHERE = ("export.md", "sift.md")  # run by tests/export/test_files.py and tests/fine_tuning/test_sift.py
 GUIDES = [
     page
@@ -34,6 +35,7 @@ GUIDES = [
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 HUB_IDS = ("microsoft/deberta-base", "microsoft/deberta-v3-base", "cross-encoder/nli-deberta-v3-base")
+HUB_IDS += ("mixedbread-ai/mxbai-rerank-base-v1",)
 
 
 def released_v1(folder: Path) -> Path:
@@ -62,20 +64,31 @@ def run_snippets(page: Path, checkpoint: Path) -> list[str]:
     """Run a page's Python snippets in order, in one namespace; return them."""
     snippets = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     names: dict = {}
-    for snippet in snippets:
-        code = snippet
-        for hub_id in HUB_IDS:
-            code = code.replace(f'"{hub_id}"', repr(str(checkpoint)))
-        exec(compile(code, page.name, "exec"), names)
+    try:
+        for snippet in snippets:
+            code = snippet
+            for hub_id in HUB_IDS:
+                code = code.replace(f'"{hub_id}"', repr(str(checkpoint)))
+            exec(compile(code, page.name, "exec"), names)
+    finally:
+        hf_deberta.disable()
     return snippets
 
 
 def test_readme_snippets_run_and_print_what_they_say(checkpoint, tmp_path, monkeypatch, capsys):
+    """Scores and labels are those of another checkpoint."""
     monkeypatch.chdir(tmp_path)
-    snippets = run_snippets(ROOT / "README.md", checkpoint)
-    assert len(snippets) == 1
-    expected = re.search(r"^print\(.*\)\n# (.*)$", snippets[0], flags=re.MULTILINE)[1]
-    assert capsys.readouterr().out.splitlines()[0] == expected == "DebertaModel True"
+    (snippet,) = run_snippets(ROOT / "README.md", checkpoint)
+    shown = re.findall(r"^# (.*)$", snippet, flags=re.MULTILINE)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(shown) == len(printed) == 2
+    for line, expected in zip(printed, shown, strict=True):
+        assert re.fullmatch(r"[01]\.\d{3} \S+ +" + re.escape(expected[23:]), line)
+
+
+def rows_of(result_file: str) -> list[dict[str, str]]:
+    with (ROOT / "benchmarks" / "results" / result_file).open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def shown_output(page: Path) -> str:
@@ -96,7 +109,7 @@ def test_snippets_run_and_print_what_they_show(page, checkpoint, tmp_path, monke
     if page.name == "load.md":
         assert (tmp_path / "my-deberta" / "modeling_hf_deberta.py").exists()
         assert json.loads((tmp_path / "my-deberta-v2" / "config.json").read_text())["model_type"] == "deberta"
-    if page.name == "visualize.md":
+    if page.name == "use.md":
         assert {path.name for path in tmp_path.iterdir()} >= {"attention.png", "positions.png", "attention.html"}
 
 
@@ -110,20 +123,51 @@ def test_tables_of_times_come_from_the_results():
     table = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(table)
     assert table.readme_table() in README, "README.md: replace the table by the output of python benchmarks/table.py"
-    for expected in (table.ratio_table(), table.full_table(), table.label_table(), table.gpu_table()):
-        assert expected in BENCHMARKS, "docs/benchmarks.md: replace the table by that of benchmarks/table.py"
+    assert table.size_table() in (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    evidence = (ROOT / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
+    by_type = [table.ratio_table(dtype) for dtype in table.DTYPES]
+    for expected in (*by_type, table.full_table(), table.label_table(), table.gpu_table()):
+        assert expected in BENCHMARKS + evidence, "replace the table by that of benchmarks/table.py"
+
+
+def test_figures_of_the_readme_come_from_the_results():
+    """The seconds of the first screen, and the ranges on a GPU by kind of work."""
+    scores = {row["peer"]: row for row in rows_of("scoring.csv") if row["machine"].endswith("1 threads")}
+    without, with_it = (
+        int(scores[f"pipeline{line}, batches of 1"]["documents"])
+        / float(scores[f"pipeline{line}, batches of 1"]["documents_per_second"])
+        for line in ("", " and enable()")
+    )
+    text = " ".join(README.split())
+    assert f"in {without:.1f} s without the line and {with_it:.1f} s with it" in text
+    times = {
+        (row["mode"], row["case"], row["peer"]): float(row["milliseconds"])
+        for row in rows_of("encoder.csv")
+        if (row["device"], row["dtype"], row["preset"]) == ("cuda", "bfloat16", "v3-base")
+    }
+
+    def ratio_range(mode: str, cases: tuple[str, ...]) -> str:
+        ours = {case: times.get((mode, case, "ours triton"), times[mode, case, "ours sdpa"]) for case in cases}
+        ratios = [times[mode, case, "in-tree"] / time for case, time in ours.items()]
+        return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+    assert f"reading is {ratio_range('forward', ('32x512', '4x2048'))} times as fast" in text
+    assert f"reading {ratio_range('forward', ('8x128', 'mnli'))}" in text
+    assert ratio_range("training", ("8x128", "mnli")) == "1.0 to 1.0", "README.md: training gains nothing"
+    steps = {row["peer"]: float(row["milliseconds"]) for row in rows_of("pretraining.csv") if row["device"] == "cuda"}
+    slowest, fastest = ratio_range("training", ("32x512",)).split(" to ")
+    pretraining = steps["mlm in-tree"] / steps["mlm ours triton"]
+    assert slowest == fastest and f"training {slowest} to {pretraining:.1f}" in text
 
 
 def test_exactness_comes_from_the_results():
-    with (ROOT / "benchmarks" / "results" / "exactness.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of("exactness.csv")
     for against in ("official", "in-tree"):
         largest = max(
             float(row["max_abs_difference"])
             for row in rows
             if row["against"] == against and "past the table" not in row["shape"]
         )
-        assert f"{largest:.1e}" in README
         assert f"{largest:.1e}" in BENCHMARKS
 
 
@@ -172,11 +216,11 @@ def commands_of(page: Path) -> list[tuple[str, str]]:
     return [(task, re.sub(r"\.\.\.|[\[\]]", "", flags)) for task, flags in commands if task in SCRIPTS]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "log.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_have_the_flags_of_their_scripts(page):
     """Each command parses; those of the README are complete. What the scripts do is tested by tests/test_run_*.py."""
     commands = commands_of(page)
-    if page.name == "README.md":
+    if page == ROOT / "README.md":
         assert {f"run_{task}.py" for task, _ in commands} == {path.name for path in ROOT.glob("run_*.py")}
     for task, flags in commands:
         if "--demo" in flags:
@@ -191,7 +235,7 @@ def test_commands_have_the_flags_of_their_scripts(page):
             )
             kinds = (ModelArguments, task_arguments, SiftArguments, FineTuningArguments)
         parser, words = ScriptParser(kinds), shlex.split(flags, comments=True)
-        parser.parse_args_into_dataclasses(words) if page.name == "README.md" else parser.parse_args(words)
+        parser.parse_args_into_dataclasses(words) if page == ROOT / "README.md" else parser.parse_args(words)
 
 
 def is_strict_child(kind: type, parent: type) -> bool:

@@ -1,6 +1,6 @@
 """When a fast path is safe.
 
-A fast path computes the same numbers without calling a module, or with another operation (docs/debugging.md). Fast
+A fast path computes the same numbers without calling a module, or with another operation (docs/use.md). Fast
 paths are not used where they would be wrong or would bypass user code: in captured graphs (torch.compile, torch.export,
 torch.jit.trace), in transforms of torch.func, for modules that were hooked, patched or replaced, and under global hooks
 and dispatch modes. Input checks do not depend on hooks or modes.

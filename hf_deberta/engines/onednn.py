@@ -1,7 +1,7 @@
 """Linear layers computed by oneDNN on AMD processors with AVX-512.
 
 PyTorch multiplies float32 matrices with MKL. On two cores of an AMD EPYC with AVX-512 that reaches 207 GFLOP/s, while
-oneDNN, which PyTorch also contains, reaches 460 (docs/log.md). On these processors, and only there, oneDNN computes the
+oneDNN, which PyTorch also contains, reaches 460 (benchmarks/log.md). There, and only there, oneDNN computes the
 forward and the backward pass; `torch.backends.mkldnn.flags(enabled=False)` turns this off. The module remains an
 ordinary `nn.Linear`, and is called in graphs of torch.compile, and if it was hooked, patched or replaced.
 

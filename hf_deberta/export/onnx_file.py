@@ -81,7 +81,7 @@ def searchsorted(sequence: Any, values: Any, right: bool = False, **options: Any
 def quantize(source: Path, target: Path) -> None:
     """Give the dense layers of an ONNX file int8 weights; embeddings and position tables stay float32.
 
-    Weights have 7 bits: with 8, processors without VNNI cut off sums of products (docs/log.md).
+    Weights have 7 bits: with 8, processors without VNNI cut off sums of products (benchmarks/log.md).
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

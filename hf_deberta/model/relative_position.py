@@ -220,7 +220,7 @@ def float32_log(x: numpy.ndarray) -> numpy.ndarray:
     """ln x of float32, bit-identical on every processor.
 
     With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. This gives all official tables, also the
-    two for which a float32 logarithm on Intel processors rounds the farthest distance the other way (docs/log.md).
+    two for which a float32 logarithm on Intel processors rounds the farthest distance differently (benchmarks/log.md).
     """
     half, exponent = numpy.frexp(x)
     powers = (exponent - 1).astype(numpy.float32) * numpy.float32(math.log(2))

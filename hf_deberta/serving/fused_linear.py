@@ -12,7 +12,7 @@ what makes short texts fast. Three kinds, by the type of their factors; sums are
 - float32: oneDNN.
 - bfloat16: oneDNN. The result has bfloat16 too, except that a residual is added in float32.
 - int8: weights with a scale per output, states with a scale per row, chosen in each call. With one scale for all rows,
-  the few tokens with very large values would leave the others few levels (docs/log.md), and the answer for a text would
+  the few tokens with very large values leave the others few levels (benchmarks/log.md), and the answer for a text would
   depend on its neighbours in the batch. Inputs that are always large, as LayerNorm makes some, would leave the other
   inputs of their row few levels: states are divided, and weights multiplied, by the root of an input's usual size.
   Processors without VNNI add pairs of products in 16 bits, so weights have half the levels there (`weight_levels`).

@@ -27,7 +27,7 @@ from hf_deberta.export.__main__ import main, model_class
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 openvino = pytest.importorskip("openvino")
-CORE = openvino.Core()  # kept: the end of an earlier Core would leave later signals without a stack (docs/log.md)
+CORE = openvino.Core()  # kept: the end of an earlier Core would leave later signals without a stack (benchmarks/log.md)
 pytest.importorskip("onnxscript")
 # every head once, and once packed and once padded what differs there; test_graph has all of them
 CASES = [

@@ -581,10 +581,8 @@ def test_documentation_runs(tmp_path, monkeypatch):
     names = {"model": model, "batch": {**tiny_inputs(), "labels": labels}, "arguments": arguments}
     names["optimizer"] = torch.optim.SGD(model.parameters(), 1e-3)
     names["rows"] = [{"input_ids": [5, 6, 7], "labels": 1}] * 4
-    flags = ["--output_dir", str(tmp_path), "--max_steps", "1", "--use_cpu", "--sift"]
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
     snippets = [part.split("```")[0] for part in page.split("```python\n")[1:]]
-    assert len(snippets) == 3
+    assert len(snippets) == 1
     for snippet in snippets:
         exec(snippet, names)
 
