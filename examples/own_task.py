@@ -36,10 +36,11 @@ class Urgency(Task):
 
     def encode(self, split: str, tokenizer: Any, length: int) -> Dataset:
         rows, labelled = self.rows[split], self.has_labels(split)
+        names = self.model_labels or ()  # in the order of the model
 
         def encode_batch(batch: dict[str, list]) -> dict[str, list]:
             inputs = dict(tokenizer(batch["subject"], batch["body"], truncation="only_second", max_length=length))
-            return inputs | ({"labels": [*map(self.model_labels.index, batch["label"])]} if labelled else {})
+            return inputs | ({"labels": [*map(names.index, batch["label"])]} if labelled else {})
 
         return rows.map(
             encode_batch, remove_columns=rows.column_names, **self.data_args.map_options(f"tokenizing {split}")

@@ -98,6 +98,9 @@ class TextClassifier:
             self.model = optimize(model, dtype) if on_cpu else model.to("cuda")
         self.config = model.config
         self.labels = [self.config.id2label[number] for number in range(self.config.num_labels)]
+        if settings.all_scores and len({*self.labels}) < len(self.labels):
+            names = ", ".join(self.labels)
+            raise InputError(f"--all_scores needs labels of different names, not {names}: change id2label")
         limit = self.tokenizer.model_max_length
         if self.config.position_biased_input or limit > LARGE_INTEGER:  # the tokenizer has no limit
             limit = min(limit, self.config.max_position_embeddings)
@@ -222,6 +225,8 @@ def csv_rows(path: Path, settings: ScoreSettings) -> Iterator[tuple[str, list[An
 def json_rows(path: Path, settings: ScoreSettings) -> Iterator[tuple[str, list[Any]]]:
     """Yield an empty header, and then lines as they are, up to the last bracket, with their texts."""
     yield "", []
+    if path.stat().st_size == 0:  # as jobs write them for a part without rows
+        return
     for number, line in text_lines(path):
         if file_kind(path) == "txt":
             line = json.dumps({settings.text_column: line.rstrip("\r\n")}, ensure_ascii=False)

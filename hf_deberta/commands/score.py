@@ -62,10 +62,15 @@ def find_files(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
     files: dict[Path, Path] = {}
     for pattern in patterns:
         absolute = Path(pattern).absolute().as_posix()
-        sources = sorted(filter(Path.is_file, map(Path, glob.glob(absolute, recursive=True))))
+        is_file = Path(absolute).is_file()  # whose name may have brackets
+        names = [absolute] if is_file else glob.glob(absolute, recursive=True)
+        sources = sorted(filter(Path.is_file, map(Path, names)))
+        if not sources and names:
+            raise InputError(f"--input {pattern} names folders, not files: add /*.parquet, or another ending")
         if not sources:
             raise InputError(f"--input {pattern}: there is no such file; storage must be mounted as a folder")
-        base = re.split(r"[^/]*[*?[]", absolute)[0] if glob.has_magic(absolute) else os.path.dirname(absolute)
+        has_wildcard = glob.has_magic(absolute) and not is_file
+        base = re.split(r"[^/]*[*?[]", absolute)[0] if has_wildcard else os.path.dirname(absolute)
         for source in sources:
             target = folder / source.relative_to(base)
             if file_kind(source) not in FORMATS:

@@ -26,7 +26,13 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.integrity import MANIFEST, find_damaged_files, find_missing_parts, write_manifest
+from hf_deberta.training.integrity import (
+    MANIFEST,
+    find_damaged_files,
+    find_missing_parts,
+    find_truncated_files,
+    write_manifest,
+)
 from hf_deberta.training.json_files import atomic_write, read_json_object, write_json
 from hf_deberta.training.processes import in_main_process
 
@@ -249,7 +255,7 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
     newest_first = [*reversed(checkpoints_by_step(Path(str(arguments.output_dir))).values())]
     incomplete = {}
     for checkpoint in [Path(choice)] if is_path else newest_first:
-        missing = find_missing_parts(checkpoint, arguments)
+        missing = find_missing_parts(checkpoint, arguments) or find_truncated_files(checkpoint)
         if not missing:
             if arguments.save_only_model and not any(checkpoint.glob("optimizer*")):
                 logger.warning(

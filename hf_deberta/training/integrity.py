@@ -5,16 +5,18 @@ A finished run writes the size and checksum of its model and its state, last of 
     out/manifest.json    {"files": {"model.safetensors": {"size": 1738, "crc32": 3405691582}, ...}}
 
 CRC-32 notices missing, truncated, overwritten and flipped bytes in half the time of SHA-256. It does not stop someone
-who changes the files and the manifest on purpose. Checkpoints have no checksums: a damaged one fails when it is read.
+who changes the files and the manifest on purpose. Checkpoints have no checksums: of them truncated files are noticed.
 """
 
 import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
+from zipfile import is_zipfile
 
+from safetensors import SafetensorError, safe_open
 from transformers import TrainerState, TrainingArguments
-from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 
@@ -86,6 +88,21 @@ def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[s
         if not any(path.is_file() for pattern in patterns for path in checkpoint.glob(pattern))
     ]
     return missing or find_state_error(checkpoint)
+
+
+def find_truncated_files(checkpoint: Path) -> list[str]:
+    """Name files of tensors that end early, or that are none; other damage is noticed when they are read, or never."""
+    truncated = []
+    for path in checkpoint.rglob("*"):
+        if path.suffix == ".safetensors":
+            try:
+                with safe_open(path, "pt"):  # reads the header and compares it with the size
+                    continue
+            except SafetensorError:
+                truncated.append(path)
+        elif path.suffix in (".pt", ".pth", ".bin") and path.name != TRAINING_ARGS_NAME and not is_zipfile(path):
+            truncated.append(path)
+    return [f"{path.relative_to(checkpoint)} is truncated or damaged" for path in truncated]
 
 
 def find_state_error(checkpoint: Path) -> list[str]:

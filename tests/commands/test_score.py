@@ -104,6 +104,23 @@ def test_pairs_and_long_texts(model, tmp_path, capsys):
     assert "rows fill --max_length: longer texts were cut\n" in capsys.readouterr().out
 
 
+def test_labels_of_one_name_have_no_fields_of_their_own(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "renamed")
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = dict.fromkeys(config["id2label"], "same")
+    (folder / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "the"}')
+    assert "needs labels of different names" in refused(folder, path, tmp_path / "out", "--all_scores")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_file_without_bytes_has_no_rows(model, name, tmp_path):
+    (tmp_path / name).touch()
+    assert run(model, tmp_path / name, tmp_path / "out") == 0
+    assert (tmp_path / "out" / "a.jsonl").read_bytes() == b""
+
+
 @pytest.mark.parametrize(("labels", "problem"), [(1, None), (1, "regression"), (3, "multi_label_classification")])
 def test_other_kinds_of_classifiers(model, labels, problem, tmp_path):
     shutil.copytree(model, tmp_path, dirs_exist_ok=True)
@@ -227,11 +244,14 @@ def test_where_files_are_written(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
-    targets = [tmp_path / "out" / name for name in ("a/x.parquet", "b/x.parquet", "y.jsonl", "z.jsonl.gz")]
-    assert [*score.find_files(["**/*.parquet", "b/y.jsonl", "b/z.TXT.gz"], tmp_path / "out")] == targets
+    (tmp_path / "b/y[1].csv").touch()  # not a pattern: the file exists
+    names = ("a/x.parquet", "b/x.parquet", "y.jsonl", "z.jsonl.gz", "y[1].csv")
+    patterns = ["**/*.parquet", "b/y.jsonl", "b/z.TXT.gz", "b/y[1].csv"]
+    assert [*score.find_files(patterns, tmp_path / "out")] == [tmp_path / "out" / name for name in names]
     for patterns, message in {
         ("a/*.parquet", "b/*.parquet"): "would both be written",
         ("s3://a/*.parquet",): "no such file; storage must be mounted",
+        ("b",): r"names folders, not files: add /\*.parquet",
         ("c/*",): "a.md is none of parquet",
         ("out/*.jsonl",): "would be overwritten",
     }.items():

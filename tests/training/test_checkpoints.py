@@ -225,6 +225,14 @@ def test_a_checkpoint_that_lacks_a_part(run_folder, caplog, name):
         resumed_from(run_folder)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
+def test_a_checkpoint_that_was_cut_short(run_folder, caplog, name):
+    path = run_folder / "checkpoint-6" / name
+    os.truncate(path, path.stat().st_size // 2)
+    assert resumed_from(run_folder) == "checkpoint-4"
+    assert f"checkpoint-6 is not used, because it is not whole: {name} is truncated" in caplog.text
+
+
 def test_the_clock_deletes_no_new_checkpoint(tmp_path):
     """Random modification times, limits and best checkpoints; the checkpoint just written is the one of most steps."""
     for seed in range(100):
