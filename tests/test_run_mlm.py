@@ -202,7 +202,7 @@ BAD_INPUT = {
         ([*TINY, "--perplexity_stride", 32, "--objective", "causal"], "below --max_seq_length, 32, not 32"),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
-        ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; --help-all lists all flags"),
+        ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; did you mean --max_steps? --help-all"),
     ],
     "rtd": [
         ([], "give one of --config_preset, --config_name (a new pair)"),

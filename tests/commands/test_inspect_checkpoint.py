@@ -60,8 +60,7 @@ def test_the_page_shows_lines_of_the_output(capsys):
     shown = lines_of(textwrap.dedent(page.partition("$ hf-deberta inspect v3-base\n")[2].partition("It also")[0]))
     main(["inspect", "v3-base"])
     printed = lines_of(capsys.readouterr().out)
-    printed["and its layers, 8x128"] = shown["and its layers, 8x128"]  # differs between versions of PyTorch
-    assert len(shown) == 8
+    assert len(shown) == 3
     assert shown.items() <= printed.items()
 
 
