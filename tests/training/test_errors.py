@@ -20,6 +20,14 @@ from hf_deberta.pretraining.arguments import NewModelArguments
 from hf_deberta.training.errors import InputError, input_errors, user_errors_in_one_line
 
 
+@pytest.fixture
+def ctrl_c_is_heard():
+    """A process that a shell starts in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_input_errors_are_one_line_and_bugs_keep_their_traceback():
     with pytest.raises(SystemExit, match=r"^x\.py: --rate must be"), user_errors_in_one_line("x.py"):
         raise InputError("--rate must be positive")
@@ -95,6 +103,7 @@ def test_an_error_names_the_place_but_not_twice_and_bugs_and_memory_errors_pass(
 
 
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_a_signal_is_one_line_of_the_main_process(number, name, capsys, monkeypatch):
     for rank, line in (("0", f"\nx.py: Stopped by {name}.\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
@@ -114,6 +123,7 @@ class Interrupted:
         return (Interrupted, ())
 
 
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_ctrl_c_while_a_function_is_hashed_stops_the_script():
     with pytest.raises(SystemExit) as stopped, user_errors_in_one_line("x.py"):
         Dataset.from_dict({"a": [1]}).map(Interrupted())
