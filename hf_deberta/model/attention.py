@@ -176,7 +176,7 @@ def _select_backend(
 def _external_backend(name: str) -> Backend:
     function = registered_attention_function(name)
 
-    def attend(query, key, value, positions, mask, dropout_p, scale) -> Result:
+    def call(query, key, value, positions, mask, dropout_p, scale) -> Result:
         if positions is not None:
             positions = replace(positions.scaled(scale, query.dtype), query_scale=1.0)
         context = function(query * scale, key, value, positions, mask, dropout_p)
@@ -187,7 +187,7 @@ def _external_backend(name: str) -> Backend:
             )
         return context, None
 
-    return Backend(attend)
+    return Backend(call)
 
 
 def _check_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:

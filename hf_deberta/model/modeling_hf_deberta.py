@@ -295,16 +295,13 @@ class HfDebertaEncoder(nn.Module):
         states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in kept else None]
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
-        last_layer_for_all_tokens = (
-            layout.output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
-        )
+        ends_with_convolution = last == 0 and self.conv is not None
+        last_layer_for_all_tokens = layout.output_attentions or last + 1 in kept or ends_with_convolution
         for i, layer in enumerate(list(self.layer)[:-1] if skip_last else self.layer):
             query_states = None
             if i == last and query_positions is not None and not last_layer_for_all_tokens:
-                query_states, layout = (
-                    gather_positions(hidden_states, query_positions),
-                    layout.for_queries(query_positions),
-                )
+                query_states = gather_positions(hidden_states, query_positions)
+                layout = layout.for_queries(query_positions)
             hidden_states, probabilities = layer(hidden_states, table, layout, query_states)
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, layout.token_mask, layout.documents)
