@@ -1,5 +1,7 @@
 """A tiny trainer of every kind, by name: tasks, objectives, adapters, and a model of Transformers."""
 
+from functools import partial
+
 import pytest
 import torch
 from datasets import Dataset
@@ -42,26 +44,6 @@ def classifier_trainer(folder, model_class=HfDebertaForSequenceClassification, l
     )
 
 
-def answers(folder, **arguments):
-    labels = {"start_positions": [0, 1, 2, 1], "end_positions": [1, 2, 3, 3]}
-    return classifier_trainer(folder, HfDebertaForQuestionAnswering, labels, **arguments)
-
-
-def regression(folder, **arguments):
-    fields = {"problem_type": "regression", "num_labels": 1}
-    return classifier_trainer(folder, labels={"labels": [0.5, 1.0, -1.0, 2.0]}, fields=fields, **arguments)
-
-
-def several_labels(folder, **arguments):
-    fields = {"problem_type": "multi_label_classification", "num_labels": 2}
-    labels = {"labels": [[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]}
-    return classifier_trainer(folder, labels=labels, fields=fields, **arguments)
-
-
-def smoothed(folder, **arguments):
-    return classifier_trainer(folder, label_smoothing_factor=0.1, **arguments)
-
-
 def frozen(folder, **arguments):
     trainer = classifier_trainer(folder, **arguments)
     trainer.model.deberta.embeddings.requires_grad_(False)
@@ -92,10 +74,7 @@ def bert(folder, **arguments):
 
 
 def language_model(objective, pack=True):
-    def trainer(folder, **arguments):
-        return language_model_trainer(folder, objective, pack, RunArguments, **arguments)
-
-    return trainer
+    return partial(language_model_trainer, objective=objective, pack=pack, arguments_class=RunArguments)
 
 
 def pair(folder, **arguments):
@@ -105,12 +84,17 @@ def pair(folder, **arguments):
     return trainer
 
 
+ANSWERS = {"start_positions": [0, 1, 2, 1], "end_positions": [1, 2, 3, 3]}
+NUMBERS = {"labels": [0.5, 1.0, -1.0, 2.0]}
+SEVERAL_LABELS = {"labels": [[0.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]}
+REGRESSION = {"problem_type": "regression", "num_labels": 1}
+MULTI_LABEL = {"problem_type": "multi_label_classification", "num_labels": 2}
 TRAINERS = {
     "classes": classifier_trainer,
-    "answers": answers,
-    "regression": regression,
-    "several labels": several_labels,
-    "label smoothing": smoothed,
+    "answers": partial(classifier_trainer, model_class=HfDebertaForQuestionAnswering, labels=ANSWERS),
+    "regression": partial(classifier_trainer, labels=NUMBERS, fields=REGRESSION),
+    "several labels": partial(classifier_trainer, labels=SEVERAL_LABELS, fields=MULTI_LABEL),
+    "label smoothing": partial(classifier_trainer, label_smoothing_factor=0.1),
     "frozen weights": frozen,
     "adapters": adapted,
     "bert": bert,
