@@ -1,7 +1,6 @@
 """The notebooks run offline and print what their files say; other outputs (plots, measured numbers) exist."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,6 @@ pytest.importorskip("ipykernel")
 
 from execute_notebooks import METADATA, NOTEBOOKS, execute, missing_libraries  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
-NAMES = ["attention", "fine_tune", "faster", "pretrain", "quickstart"]
 PLOTS = {"attention": 2, "fine_tune": 1, "pretrain": 1}
 
 
@@ -40,12 +37,9 @@ def check_outputs(notebook, name: str) -> None:
     assert sum(bool(cell.outputs) for cell in cells) >= 4
 
 
-def test_there_are_no_other_notebooks():
-    assert sorted(NOTEBOOKS) == sorted(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_committed_notebook_is_small_clean_and_says_how_to_install(name):
+    """And its links resolve."""
     text = NOTEBOOKS[name].read_text(encoding="utf-8")
     notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
     nbformat.validate(notebook)
@@ -53,17 +47,13 @@ def test_committed_notebook_is_small_clean_and_says_how_to_install(name):
     assert notebook.metadata == METADATA and all(set(cell.metadata) <= {"tags"} for cell in notebook.cells)
     assert "pip install" in notebook.cells[0].source
     assert len(text) < 200_000 and not re.search(r"/(home|root|tmp|work|Users)/", text)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_links_of_the_notebook_resolve(name):
-    cells = nbformat.read(NOTEBOOKS[name], as_version=4).cells
-    for link in re.findall(r"\]\(([^)#\s]+)", "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")):
+    markdown = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    for link in re.findall(r"\]\(([^)#\s]+)", markdown):
         assert (NOTEBOOKS[name].parent / link).exists(), link
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_prints_what_its_file_says(name):
     """Of cells with the tag "varies", which print measured numbers, only the number of outputs is compared."""
     if missing := missing_libraries(name):
