@@ -25,16 +25,7 @@ MAY_IMPORT = {
     "visualize": {"hf_deberta", "engines", "model", "training"},
     "__main__": set(),
     "commands": {
-        *(
-            "hf_deberta",
-            "gpu_check",
-            "visualize",
-            "engines",
-            "model",
-            "training",
-            "pretraining",
-            "demos",
-        ),
+        *("hf_deberta", "gpu_check", "visualize", "engines", "model", "training", "pretraining", "demos"),
         *("scoring", "tokenization_hf_deberta"),
     },
     "export": {"hf_deberta", "engines", "in_tree", "model"},
@@ -46,13 +37,7 @@ MAY_IMPORT = {
     "metrics": set(),
     "demos": {"hf_deberta", "engines", "model", "tokenization_hf_deberta", "pretraining"},
 }
-MATHEMATICS = {
-    "configuration_hf_deberta",
-    "input_checks",
-    "losses",
-    "relative_position",
-    "slots",
-}
+MATHEMATICS = {"configuration_hf_deberta", "input_checks", "losses", "relative_position", "slots"}
 # dependencies of Transformers
 ALWAYS_INSTALLED = {"numpy", "torch", "transformers", "huggingface_hub", "safetensors", "tokenizers"}
 
