@@ -1,7 +1,7 @@
 """A few seconds of the soak that `make soak` runs for an hour."""
 
 import pytest
-from soak import growth, soak
+from soak import soak
 from transformers.utils import logging
 
 
@@ -16,11 +16,3 @@ def test_results_and_files_stay_as_they_were(tally):
     assert not problems
     assert rows[-1]["passes"] > 0
     tally.held("soak of a few seconds: passes", int(rows[-1]["passes"]))
-
-
-def test_growth_is_noticed():
-    steady = [{"resident_mb": 100.0, "open_files": 5, "threads": 3} for _ in range(8)]
-    assert growth(steady) == []
-    leaking = [{"resident_mb": 100.0 + 2 * n, "open_files": 5 + n, "threads": 3} for n in range(8)]
-    assert len(growth(leaking)) == 2
-    assert growth(steady[:3]) == ["only 3 measurements: choose a longer time"]
