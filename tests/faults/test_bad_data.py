@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,18 @@ import pytest
 from datasets import Dataset
 from example_rows import official_squad, superglue_rows
 from fault_cases import SEED, number_of_cases
-from fine_tuning_models import classification
 
 from hf_deberta.demos import conll_text, house_rows, location_rows, review_rows
-from hf_deberta.fine_tuning.splits import DataArguments, read_splits
-from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks import glue, ner, race, record, squad, superglue
+from hf_deberta.fine_tuning.run import read_rows
+from hf_deberta.fine_tuning.task import Task
+from hf_deberta.fine_tuning.tasks.glue import Classification
+from hf_deberta.fine_tuning.tasks.ner import NamedEntities
+from hf_deberta.fine_tuning.tasks.race import MultipleChoice
+from hf_deberta.fine_tuning.tasks.squad import Squad
+from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.training.data_files import Source, read_table
+from hf_deberta.training.data_files import read_table
 from hf_deberta.training.errors import InputError, input_errors
 
 NUMBER_OF_ROWS = 6
@@ -83,73 +87,27 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer([TEXT, OTHER] * 20, 300, "bpe")
+    trained = train_tokenizer([TEXT, OTHER] * 20, 300, "bpe")
+    trained.add_prefix_space = True  # which named entities need
+    return trained
 
 
-def read_one(path: Path, read_file: Callable | None = None) -> tuple[Dataset, Source]:
-    options = {} if read_file is None else {"read_file": read_file}
-    splits, sources = read_splits(DataArguments(train_file=str(path)), **options)
-    return splits["train"], sources["train"]
+def use(task_class: type[Task], length: int, **flags: Any) -> Callable:
+    """Return a function that reads the rows of a file and encodes them, as `run_task` does before it trains."""
 
+    def read_and_encode(path: Path, tokenizer: Any) -> Dataset:
+        (path.parent / "config.json").write_text('{"model_type": "hf_deberta"}')
+        model_args = task_class.model_arguments(str(path.parent))
+        data_args = task_class.arguments(train_file=str(path), **flags)
+        args = Namespace(do_train=True, do_predict=False, choose_actions=len, set_best_metric=len)
+        task = task_class.class_for(data_args)(model_args, data_args, args)
+        read_rows(task)
+        if task_class is MultipleChoice and path.suffix not in (".csv", ".tsv"):  # where a list is text
+            assert not any("['" in text for choices in task.rows["train"]["choices"] for text in choices)
+        with input_errors(task.sources["train"]):
+            return task.encode("train", tokenizer, length)
 
-def use_squad(path: Path, tokenizer: Any) -> Dataset:
-    rows, source = read_one(path, squad.read_squad)
-    rows = squad.squad_rows(rows, source)
-    assert all(isinstance(text, str) for column in ("id", "context", "question") for text in rows[column])
-    with input_errors(source):
-        features = squad.SquadEncoder(tokenizer, 2048, 16, max_query_length=512).training_features(rows)
-    assert len(features["start_positions"]) == len(features)
-    return features
-
-
-def use_race(path: Path, tokenizer: Any) -> Dataset:
-    rows, source = race.flatten_articles(*read_one(path, race.read_choices))
-    rows = race.choice_rows(rows, source)
-    if path.suffix not in (".csv", ".tsv"):  # where a list is text
-        assert not any("['" in text for choices in rows["choices"] for text in choices)
-    task = race.MultipleChoice(None, race.ChoiceArguments(), None)
-    task.rows = {"train": rows}
-    with input_errors(source):
-        return task.encode("train", tokenizer, 8192)
-
-
-def use_ner(path: Path, tokenizer: Any) -> Dataset:
-    args = ner.NerArguments()
-    parsed = ner.read_sentences(*read_one(path, ner.read_file), args)
-    assert all(len(sentence.words) == len(sentence.tags) for sentence in parsed)
-    labels = ner.label_names(parsed)
-    ner.require_known_labels(parsed, labels, range(len(parsed)))
-    loaded = copy.deepcopy(tokenizer)
-    loaded.add_prefix_space = True
-    task = ner.NamedEntities(None, args, None)
-    task.rows, task.labels = {"train": parsed}, tuple(labels)
-    return task.encode("train", loaded, 64)
-
-
-def use_superglue(name: str) -> Callable:
-    def use(path: Path, tokenizer: Any) -> Dataset:
-        rows, source = superglue.flatten_split(*read_one(path), name)
-        task = superglue.SuperGlue(ModelArguments(demo=True), superglue.SuperGlueArguments(task_name=name), None)
-        with input_errors(source):
-            task.targets_of_split = {"train": superglue.label_numbers(rows, source, name)}
-        task.rows, task.model_labels = {"train": rows}, task.labels
-        return task.encode("train", tokenizer, 8192)
-
-    return use
-
-
-def use_record(path: Path, tokenizer: Any) -> Dataset:
-    rows, source = read_one(path)
-    with input_errors(source):
-        return record.encode_questions(record.read_questions(rows, source), "train", tokenizer, 8192)
-
-
-def use_table(path: Path, tokenizer: Any) -> Dataset:
-    rows, source = read_one(path)
-    with input_errors(source):
-        task = glue.infer_task(rows, source)
-        made = classification({"train": rows}, task, map_options={"batched": True}, sources={"train": source})
-        return made.encode("train", tokenizer, 512)
+    return read_and_encode
 
 
 def use_corpus(path: Path, tokenizer: Any) -> Dataset:
@@ -166,20 +124,27 @@ def use_corpus(path: Path, tokenizer: Any) -> Dataset:
 
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 NESTED = ("jsonl", "json", "parquet")
+USE_SQUAD = use(Squad, 2048, doc_stride=16, max_query_length=512)
+USE_CHOICES, USE_ENTITIES, USE_TABLE = use(MultipleChoice, 8192), use(NamedEntities, 64), use(Classification, 512)
 TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
-    "squad": (demo_rows(house_rows), NESTED, use_squad),
-    "squad articles": (squad_articles, ("data",), use_squad),
-    "race": (demo_rows(location_rows), NESTED, use_race),
-    "race articles": (rows_like("race articles"), NESTED, use_race),
-    "swag": (rows_like("swag"), TABLES, use_race),
-    "ner": (rows_like("ner"), NESTED, use_ner),
-    "conll": (demo_rows(conll_text), ("txt",), use_ner),
-    "table": (demo_rows(review_rows), TABLES, use_table),
+    "squad": (demo_rows(house_rows), NESTED, USE_SQUAD),
+    "squad articles": (squad_articles, ("data",), USE_SQUAD),
+    "race": (demo_rows(location_rows), NESTED, USE_CHOICES),
+    "race articles": (rows_like("race articles"), NESTED, USE_CHOICES),
+    "swag": (rows_like("swag"), TABLES, USE_CHOICES),
+    "ner": (rows_like("ner"), NESTED, USE_ENTITIES),
+    "conll": (demo_rows(conll_text), ("txt",), USE_ENTITIES),
+    "table": (demo_rows(review_rows), TABLES, USE_TABLE),
     "corpus table": (demo_rows(review_rows), TABLES, use_corpus),
     "corpus": (lambda rng: f"{TEXT}\n{OTHER}\n" * 5, ("txt",), use_corpus),
-    **{name: (official_rows(name), TABLES, use_superglue(name)) for name in ("boolq", "cb", "copa", "wic")},
-    **{name: (official_rows(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc")},
-    "record": (official_rows("record"), NESTED, use_record),
+    **{
+        name: (
+            official_rows(name),
+            NESTED if name in ("multirc", "wsc", "record") else TABLES,
+            use(SuperGlue, 8192, task_name=name),
+        )
+        for name in ("boolq", "cb", "copa", "wic", "multirc", "wsc", "record")
+    },
 }
 
 
