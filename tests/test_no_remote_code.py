@@ -25,33 +25,25 @@ OPTIONS_WITH_FLAG = ("load_options()", "hub_options()", "'trust_remote_code': Fa
 WITHOUT_CODE = ("HfDeberta", "GLiNER")
 
 
+def holds_flag(code: str) -> bool:
+    return any(option in code for option in OPTIONS_WITH_FLAG)
+
+
 def calls_without_flag(tree: ast.AST) -> Iterator[ast.Call]:
     """Yield the loading calls that pass trust_remote_code neither by name nor in their options."""
-    for function in ast.walk(tree):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        assigned = {
-            name.id: ast.unparse(node.value)
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            for name in ast.walk(target)
-            if isinstance(name, ast.Name) and any(option in ast.unparse(node.value) for option in OPTIONS_WITH_FLAG)
-        }
-        for call in ast.walk(function):
-            if not isinstance(call, ast.Call):
-                continue
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-            receiver = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        assignments = [node for node in ast.walk(function) if isinstance(node, ast.Assign)]
+        with_flag = [node for each in assignments if holds_flag(ast.unparse(each.value)) for node in ast.walk(each)]
+        names = {node.id for node in with_flag if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call)):
+            receiver, _, name = ast.unparse(call.func).rpartition(".")
             if name not in LOADING_CALLS or receiver.startswith(WITHOUT_CODE):
                 continue
             if call.args and ast.unparse(call.args[0]) == "model_args":  # task_model.load_tokenizer(model_args)
                 continue
             options = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg is None]
-            has_flag = any(keyword.arg == "trust_remote_code" for keyword in call.keywords) or any(
-                text in assigned or any(option in text for option in OPTIONS_WITH_FLAG) for text in options
-            )
-            if not has_flag:
+            by_name = any(keyword.arg == "trust_remote_code" for keyword in call.keywords)
+            if not by_name and not any(code in names or holds_flag(code) for code in options):
                 yield call
 
 
