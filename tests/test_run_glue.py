@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
-from hf_deberta.__main__ import main
 from hf_deberta.demos import review_rows
 from hf_deberta.fine_tuning.tasks import glue
 
@@ -135,12 +134,6 @@ def test_several_seeds(data, tmp_path, capsys):
     again = json.loads((out / "seeds.json").read_text())["seeds"]
     assert {seed: metrics["eval_loss"] for seed, metrics in again.items()} == losses
     assert "median" in capsys.readouterr().out
-    seeds = [out / f"seed-{seed}" for seed in (7, 8)]
-    assert main(["ensemble", *map(str, seeds), "--output_dir", str(tmp_path / "ensemble")]) == 0
-    files = [read_predicted_rows(folder, "predictions_sst2") for folder in (*seeds, tmp_path / "ensemble")]
-    for first, second, mean in zip(*files, strict=True):
-        probabilities = {label: (p + second["probabilities"][label]) / 2 for label, p in first["probabilities"].items()}
-        assert mean["probabilities"] == pytest.approx(probabilities)
 
 
 @pytest.mark.slow
