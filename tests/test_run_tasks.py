@@ -146,6 +146,8 @@ def check_race(folder: Path, out: Path, task: str) -> None:
     lines = read_predicted_rows(out, "predictions")
     for line, row in zip(lines, race.read_choices(folder / "test"), strict=True):
         assert row.items() <= line.items() and max(line["probabilities"].values()) <= 1
+    table = [f"{index}\t{line['prediction']}" for index, line in enumerate(lines)]
+    assert (out / "predict_results.txt").read_text().splitlines()[1:] == table
     correct = [line["prediction"] == line["answer"] for line in lines]
     high = [right for line, right in zip(lines, correct, strict=True) if line["id"].startswith("high")]
     metrics = results(out)

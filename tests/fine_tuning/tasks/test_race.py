@@ -2,15 +2,11 @@
 
 import json
 
-import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 
-from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks.race import (
     ChoiceArguments,
-    ChoiceCollator,
     MultipleChoice,
     _questions_of_article,
     answer_index,
@@ -213,26 +209,3 @@ def test_a_choice_longer_than_the_input(tokenizer):
     rows = choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "options": ["a sailor " * 30] * 3}]), Source("train"))
     with pytest.raises(InputError, match=r"choice of 'high1.txt' has \d+ tokens .* 32 leaves room for 28"):
         encode_choices(rows, tokenizer, 32)
-
-
-def test_the_collator_takes_rows_without_labels(tokenizer):
-    rows = list(encode_choices(choice_rows(Dataset.from_list(FLAT), Source("train")), tokenizer, 128))
-    batch = ChoiceCollator(tokenizer)(rows)
-    longest = max(len(ids) for row in rows for ids in row["input_ids"])
-    assert batch["input_ids"].shape == (2, 3, longest) and batch.pop("labels").tolist() == [1, 1]
-    without = ChoiceCollator(tokenizer)([{name: row[name] for name in batch} for row in rows])
-    assert without.keys() == batch.keys() and all(torch.equal(without[name], batch[name]) for name in batch)
-
-
-# Metrics and predictions
-
-LOGITS = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
-
-
-@pytest.mark.parametrize("task_name", [None, "anli"])
-def test_predictions(tmp_path, task_name):
-    task = MultipleChoice(None, ChoiceArguments(task_name=task_name), None)
-    task.write(tmp_path, "test", LabelLogits(LOGITS, ("A", "B")))
-    assert (tmp_path / "predict_results.txt").read_text() == "index\tprediction\n0\tB\n1\tA\n2\tB\n3\tA\n"
-    assert (tmp_path / "anli.lst").exists() == (task_name == "anli")
-    assert task_name is None or (tmp_path / "anli.lst").read_text() == "2\n1\n2\n1\n"
