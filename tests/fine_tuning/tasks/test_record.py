@@ -54,14 +54,6 @@ def tokenizer(request):
 # 1. Rows
 
 
-def test_official_format_is_flattened():
-    rows = flat()
-    assert len(rows) == 2 and rows["idx"] == [{"passage": 3, "query": 50}, {"passage": 3, "query": 51}]
-    spans = rows[0]["entity_spans"]
-    assert spans["text"] == MENTIONS and rows[0]["answers"] == ["Bob"] and rows[1]["answers"] == []
-    assert [PASSAGE[start:end] for start, end in zip(spans["start"], spans["end"], strict=True)] == MENTIONS
-
-
 def test_questions_without_answers():
     row = {**official_row(), "qas": [{"query": "is it @placeholder", "idx": 50}]}
     rows = flat(row)

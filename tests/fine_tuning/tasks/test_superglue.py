@@ -62,14 +62,6 @@ def tokenizer(request):
 # 1. Rows
 
 
-def test_official_format_is_flattened():
-    rows = flat("multirc")
-    assert rows["idx"] == [{"paragraph": 4, "question": q, "answer": a} for q, a in ((9, 30), (9, 31), (10, 32))]
-    assert rows["answer"] == ["Rome", "Paris", "Paris"] and rows["label"] == [1, 0, 1]
-    row = flat("wsc")[0]
-    assert (row["span1_text"], row["span2_index"], row["label"]) == ("The dog", 6, 1)
-
-
 @pytest.mark.parametrize("name", [name for name in superglue.TASKS if name != "record"])
 def test_labels_as_names_and_numbers(name):
     rows = flat(name)
