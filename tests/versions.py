@@ -34,7 +34,7 @@ CORE = (  # but for those marked slow
     "tests/training/test_private_trainer_apis.py",
 )
 SCRIPTS = (
-    "tests/demos/test_demos.py::test_demonstrations[run_glue.py-learns]",
+    "tests/test_demos.py::test_demonstrations[run_glue.py-learns]",
     "tests/test_run_mlm.py::test_from_text_to_a_model",
     "tests/test_run_mlm.py::test_continue_from_a_transformers_checkpoint",
 )
