@@ -4,11 +4,9 @@ import csv
 import gzip
 import io
 import json
-import os
 from dataclasses import replace
 
 import pytest
-from datasets import Dataset
 
 from hf_deberta.training.data_files import (
     Source,
@@ -111,19 +109,6 @@ def test_a_json_document_with_thousands_of_rows_in_a_line(tmp_path, content):
     deep = write(tmp_path, "deep.json", content % ("[" * 5000 + "]" * 5000))
     with pytest.raises(InputError, match="deep.json.* (recursion|nested too deeply)"):
         read_json(deep)
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.json", "a.parquet"])
-def test_a_file_that_is_replaced_and_keeps_its_time(tmp_path, name):
-    times = []
-    for text in ("one", "two", "three"):
-        if name == "a.parquet":
-            Dataset.from_dict({"a": [text]}).to_parquet(tmp_path / name)
-        else:
-            write(tmp_path, name, f'{{"a": "{text}"}}\n' if "json" in name else f"a\n{text}\n")
-        times = times or [os.stat(tmp_path / name).st_mtime_ns] * 2
-        os.utime(tmp_path / name, ns=tuple(times))
-        assert read_table(tmp_path / name)["a"][:] == [text]
 
 
 def test_rows_are_written_once_for_a_content(tmp_path):

@@ -101,13 +101,6 @@ def test_file_formats(tmp_path, kind):
     assert list(rows) == FLAT
 
 
-def test_a_changed_file_is_read_again(tmp_path):
-    path = write_rows(tmp_path, "official-json")
-    assert len(read_squad(path)) == 3
-    path.write_text(json.dumps({"data": ARTICLES["data"][:1]}), encoding="utf-8")
-    assert len(read_squad(path)) == 2
-
-
 def test_answers_as_lists_of_dicts(tmp_path):
     """Some datasets of the Hub have them; an empty text is no answer."""
     rows = Dataset.from_list(
