@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from numerics import tiny_inputs, tiny_model
-from torch.nn import functional
 
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaForPreTraining
 from hf_deberta.pretraining.gradient_disentangled_embedding import (
@@ -40,17 +39,6 @@ def pair(sharing, **fields):
 def tables(models, name):
     """The embedding of the generator, and that of the discriminator."""
     return (getattr(models[which].deberta.embeddings, name) for which in ("generator", "discriminator"))
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("name", TABLES)
-def test_looks_up_the_whole_table(sharing, name):
-    theirs, ours = tables(pair(sharing), name)
-    ids = INPUTS["input_ids"] % theirs.num_embeddings
-    assert type(ours) is KINDS[sharing] and ours.weight.shape == theirs.weight.shape
-    table = ours.weight if sharing == "nes" else ours.table()
-    torch.testing.assert_close(ours(ids), functional.embedding(ids, table))
-    assert torch.equal(table, theirs.weight) is (sharing == "es")
 
 
 @pytest.mark.parametrize("sharing", ["gdes", "es"])
