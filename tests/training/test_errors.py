@@ -10,7 +10,6 @@ import pytest
 from datasets import Dataset
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
@@ -68,12 +67,6 @@ def test_debug_verbosity_shows_tracebacks_of_input_errors():
             raise InputError("wrong")
     finally:
         logging.set_verbosity(before)
-
-
-def test_the_flag_that_allows_remote_code():
-    """Transformers' message names the argument of `from_pretrained`."""
-    with pytest.raises(InputError, match="Please add --trust_remote_code to allow"), input_errors("", ValueError):
-        resolve_trust_remote_code(False, "me/mine", has_local_code=False, has_remote_code=True)
 
 
 def test_the_folder_of_a_pair_is_answered_with_the_model_to_fine_tune(tmp_path):
