@@ -8,7 +8,7 @@ from transformers import AttentionInterface
 
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
-from hf_deberta.model.batch_layout import AttentionMask, document_numbers
+from hf_deberta.model.batch_layout import document_numbers
 from hf_deberta.model.relative_position import rows_for_length, rows_of_distances
 
 TABLES = {"buckets": (64, 16), "clipped": (6, 0)}  # k, buckets
@@ -151,28 +151,6 @@ def test_document_numbers(dtype):
     assert document_numbers(torch.tensor([0, 5], dtype=dtype), 5).tolist() == [0] * 5
     assert document_numbers(torch.tensor([0, 1, 1, 3], dtype=dtype), 3).tolist() == [0, 2, 2]  # an empty document
     assert document_numbers(torch.tensor([0, 2], dtype=dtype), 4).tolist() == [0, 0, 1, 1]  # the rest is one more
-
-
-@pytest.mark.parametrize("positions", [None, torch.tensor([[5, 0], [3, 3]])], ids=["all queries", "some queries"])
-@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
-@pytest.mark.parametrize("shape", [None, "[B, K]", "[B, K, K]"], ids=str)
-def test_visible_by_hand(shape, packed, positions):
-    torch.manual_seed(0)
-    keys, batch = 6, 1 if packed else 2
-    positions = None if positions is None else positions[:batch]
-    boundaries = torch.tensor([0, 1, 4, 6]) if packed else None
-    mask = None if shape is None else torch.rand((batch, keys, keys)[: shape.count(",") + 1]) < 0.7
-    found = AttentionMask(mask, cu_seqlens=boundaries, query_positions=positions).visible(keys, torch.device("cpu"))
-    if shape is None and not packed:
-        assert found is None
-        return
-    document = torch.tensor([0, 1, 1, 1, 2, 2])
-    pairs = (document[:, None] == document).expand(batch, -1, -1) if packed else torch.ones(batch, keys, keys).bool()
-    if mask is not None:
-        pairs = pairs & (mask if mask.dim() == 3 else mask[:, :, None] & mask[:, None])
-    queries = torch.arange(keys).expand(batch, -1) if positions is None else positions
-    expected = torch.stack([pairs[b, queries[b]] for b in range(batch)])[:, None]
-    assert found.dtype == torch.bool and torch.equal(found, expected)
 
 
 # ---- backends ----------------------------------------------------------------------------------------------------
