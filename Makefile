@@ -77,7 +77,7 @@ package: $(READY) ## build wheel and source distribution into dist/ (no network 
 	@ls dist
 
 test-common: $(READY) ## run Transformers' common model tests on its classes and on ours (network needed once)
-	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
+	$(RUN) tests/common_model_tests.py --workers 2
 
 test-versions: ## run the core tests on the oldest and the newest Transformers (an hour; needs a network)
 	$(PYTHON) tests/versions.py --csv benchmarks/results/versions.csv

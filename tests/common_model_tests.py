@@ -24,6 +24,7 @@ import tempfile
 import unittest
 from collections import Counter, defaultdict
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_deberta" / "sdist"
 PACKAGE = "transformers_tests"  # the temporary package that contains the distribution's tests
 SIDES = ("in-tree", "hf_deberta")
+OUTCOMES = ("passed", "skipped", "failed")
 
 
 # ---- Tested models: four shapes of DeBERTa, each with in-tree classes and ours ---------------------------------------
@@ -257,31 +259,27 @@ def work_in(folder: Path) -> None:
 
 
 class Outcomes:
-    """A pytest plugin that records one outcome and one reason per test, its sub-tests included."""
+    """A pytest plugin that records outcomes and reasons by test case and test: of the test itself and of sub-tests."""
 
     def __init__(self) -> None:
-        self.tests: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
-        self.subtests: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+        self.reports: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        key = tuple(report.nodeid.split("::")[1:3])
-        if hasattr(report, "context"):  # only reports of sub-tests have a context
-            self.subtests[key].append((report.outcome, reason_of(report)))
-        elif report.when == "call" or report.outcome != "passed":
-            self.tests[key].append((report.outcome, reason_of(report)))
+        if report.when == "call" or report.outcome != "passed":
+            case, test = report.nodeid.split("::")[1:3]
+            self.reports[case][test].append(report)
 
-    def results_of_case(self, case: str) -> dict[str, tuple[str, str]]:
+    def of_case(self, case: str) -> dict[str, tuple[str, str]]:
         """Return {test: (outcome, reason)}."""
-        return {test: self.merge_subtests((name, test)) for name, test in self.tests if name == case}
+        return {test: merge(reports) for test, reports in self.reports[case].items()}
 
-    def merge_subtests(self, key: tuple[str, str]) -> tuple[str, str]:
-        subtests = self.subtests[key]
-        for outcome, reason in [*subtests, *self.tests[key]]:
-            if outcome == "failed":
-                return outcome, reason
-        if subtests and all(outcome == "skipped" for outcome, _ in subtests):
-            return subtests[0]
-        return self.tests[key][-1]
+
+def merge(reports: list[Any]) -> tuple[str, str]:
+    """Return the first failure; otherwise a test has passed, unless it or all of its sub-tests were skipped."""
+    subtests = [report for report in reports if hasattr(report, "context")]
+    failures = [report for report in reports if report.outcome == "failed"]
+    first = min(failures or subtests or reports, key=lambda report: report.outcome)  # passed before skipped
+    return first.outcome, reason_of(first)
 
 
 def reason_of(report: Any) -> str:
@@ -291,23 +289,18 @@ def reason_of(report: Any) -> str:
     return " ".join(crash.message.split())[-300:] if crash else ""  # an assertion may print state dicts first
 
 
-def count_outcomes(outcomes: Outcomes) -> list[dict[str, str]]:
-    """Print and return the number of tests that passed, were skipped and failed, of each family and side."""
-    rows = []
-    for family in FAMILIES:
-        for side in SIDES:
-            number = Counter(outcome for outcome, _ in outcomes.results_of_case(case_name(family, side)).values())
-            counts = {outcome: str(number[outcome]) for outcome in ("passed", "skipped", "failed")}
-            rows.append({"family": family, "classes": side, **counts})
-            print(f"{family:10} {side:12}", *(f"{count:>4} {outcome}" for outcome, count in counts.items()))
-    return rows
+def print_counts(outcomes: Outcomes) -> None:
+    """Print the number of tests that passed, were skipped and failed, of each family and side."""
+    for family, side in product(FAMILIES, SIDES):
+        number = Counter(outcome for outcome, _ in outcomes.of_case(case_name(family, side)).values())
+        print(f"{family:10} {side:12}", *(f"{number[outcome]:>4} {outcome}" for outcome in OUTCOMES))
 
 
 def print_worse(outcomes: Outcomes) -> bool:
     """Print the tests that hf_deberta fails or that only in-tree passes, by reason; return whether there are any."""
     worse: dict[str, list[str]] = defaultdict(list)
     for family in FAMILIES:
-        in_tree, ours = (outcomes.results_of_case(case_name(family, side)) for side in SIDES)
+        in_tree, ours = (outcomes.of_case(case_name(family, side)) for side in SIDES)
         for test in sorted(in_tree | ours):
             theirs = in_tree.get(test, ("not run", ""))[0]
             outcome, reason = ours.get(test, ("not run", ""))
@@ -325,7 +318,6 @@ def parse_arguments() -> argparse.Namespace:
     add("--sdist", type=Path, help="source distribution of Transformers, instead of a download")
     add("--workers", type=int, default=1, help="number of processes; more than one needs pytest-xdist (%(default)s)")
     add("--tb", default="no", help="pytest's --tb; short or long prints tracebacks (%(default)s)")
-    add("--csv", type=Path, help="also write the counts to this file")
     add("-k", dest="keyword", default="", help="pytest's -k: run only matching tests")
     return parser.parse_args()
 
@@ -345,14 +337,9 @@ def main() -> int:
         work_in(Path(folder))
         status = pytest.main([*command, f"{PACKAGE}/test_deberta.py"], plugins=[outcomes])
         os.chdir(here)
-    if not outcomes.tests or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+    if not outcomes.reports or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(f"pytest ran no tests or stopped early ({status!r}); --tb short prints the errors")
-    rows = count_outcomes(outcomes)
-    if arguments.csv:
-        sys.path.append(str(REPOSITORY / "benchmarks"))
-        from timing import environment, write_rows
-
-        write_rows(arguments.csv, [{**row, **environment()} for row in rows], ("family", "classes"))
+    print_counts(outcomes)
     return int(print_worse(outcomes))
 
 
