@@ -59,7 +59,6 @@ gpu-host: $(READY) ## compare the host's time with BERT's on a simulated GPU, co
 
 faults: export FAULTS := full
 faults: export FAULTS_SEED ?= $(shell date +%s)
-faults: export FAULTS_CSV ?= benchmarks/results/faults.csv
 faults: $(READY) ## attack with random faults, bad files and kills, for about an hour (repeat a run: FAULTS_SEED=N)
 	$(RUN) -m pytest -n 2 --hypothesis-seed=$(FAULTS_SEED) tests/faults
 

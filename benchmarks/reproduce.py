@@ -132,7 +132,6 @@ REPEATS = [
            {"equal_labels": Limits(margin=10)}),
 ]  # fmt: skip
 NOT_REPEATED = {  # result file -> how to repeat it, and what it needs
-    "faults.csv": "make faults, an hour",
     "gpu_check.csv": "copied from what hf-deberta gpu-check prints, on a GPU",
     "gpu_kernels.csv": "copied from torch.profiler over attention and steps of encoder.py, on a GPU",
     "pretraining.csv": "benchmarks/pretraining.py --device cpu --batch 8 --no_optimizer, 17 GB of memory",

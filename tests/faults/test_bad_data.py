@@ -259,8 +259,8 @@ def damage_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
     return actions[action](), ".gz" if "gzip" in action else ""
 
 
-def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> bool:
-    """Return whether a damaged file was accepted; False if it was refused by an InputError that names it."""
+def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> None:
+    """Check that a damaged file is accepted, or refused by an InputError that names it."""
     rng = random.Random(f"{task} {seed}")
     make_rows, kinds, use = TASKS[task]
     kind, rows, suffix = rng.choice(kinds), make_rows(rng), ""
@@ -286,25 +286,22 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> bool:
         message = str(error)
         assert path.name in message, f"the file is not named: {message}"
         assert "\n" not in message, f"more than a line: {message}"
-        return False
+        return
     assert len(features) and all(len(ids) for ids in features["input_ids"]), "inputs are empty"
     assert kind == "data" or not re.search(rb"\\ud(800|fff)", content), "half of a surrogate pair"
-    return True
 
 
 CASES = number_of_cases(6, 300)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_damaged_file(task, tmp_path, tokenizer, tally):
+def test_damaged_file(task, tmp_path, tokenizer):
     failures = []
     for seed in range(SEED, SEED + CASES):
         try:
-            accepted = attack(task, seed, tmp_path, tokenizer)
+            attack(task, seed, tmp_path, tokenizer)
         except Exception as error:
             failures.append(f"{task!r}, seed {seed}: {type(error).__name__}: {str(error)[:300]}")
-            continue
-        (tally.held if accepted else tally.refused)(f"damaged data of {task}")
     assert not failures, "\n".join(failures)
 
 
@@ -312,7 +309,7 @@ PIECES = ("2024-05-06T07:08:09Z", "2020-01-01", "007", "1.50", "NA", "a b", " ",
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json"])
-def test_texts_are_read_as_they_were_written(kind, tmp_path, tally):
+def test_texts_are_read_as_they_were_written(kind, tmp_path):
     """Also from a file that replaces another of the same time."""
     path = tmp_path / f"rows.{kind}"
     for seed in range(SEED, SEED + number_of_cases(20, 1000)):
@@ -335,4 +332,3 @@ def test_texts_are_read_as_they_were_written(kind, tmp_path, tally):
         os.utime(path, (10**9, 10**9))
         found = read_table(path)["text"][:]
         assert found == [text or (None if kind in ("csv", "tsv") else "") for text in texts], f"{kind}, seed {seed}"
-        tally.held(f"texts of {kind}")

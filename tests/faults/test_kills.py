@@ -169,7 +169,7 @@ def check_end(runner: Runner, script: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(sample=2, full=42))
-def test_killed_at_random_moments(runner, seed, tmp_path, tally):
+def test_killed_at_random_moments(runner, seed, tmp_path):
     """First when a checkpoint appears, then at any moment from the start to the last file."""
     script, rng, out = SCRIPTS[seed % len(SCRIPTS)], random.Random(seed), tmp_path / "out"
     whole, seconds = runner.whole(script)
@@ -181,7 +181,6 @@ def test_killed_at_random_moments(runner, seed, tmp_path, tally):
             break
         assert done["status"] == -signal.SIGKILL, done["output"]
         assert_nothing_half_written(out, whole)
-        tally.held(f"kill and resume: {script}")
         order = {"delay": rng.uniform(0.1, 1.3) * seconds}
     written = (checkpoint / "trainer_state.json").stat().st_mtime_ns
     check_end(runner, script, out)
@@ -189,7 +188,7 @@ def test_killed_at_random_moments(runner, seed, tmp_path, tally):
 
 
 @pytest.mark.parametrize("seed", seeds(sample=1, full=12))
-def test_signals(runner, seed, tmp_path, tally):
+def test_signals(runner, seed, tmp_path):
     """Ctrl-C, the end of a job's time, a closed terminal."""
     script, rng, out = SCRIPTS[(seed + 1) % len(SCRIPTS)], random.Random(seed), tmp_path / "out"
     number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[seed % 3]
@@ -202,7 +201,6 @@ def test_signals(runner, seed, tmp_path, tally):
         assert "Traceback" not in done["output"], done["output"]
         assert number == signal.SIGHUP or "Stopped by " in done["output"]
         assert_nothing_half_written(out, whole)
-        tally.held(f"{signal.Signals(number).name} and resume")
     check_end(runner, script, out)
 
 
@@ -219,7 +217,7 @@ def test_sigterm_names_step_and_checkpoint(runner, tmp_path):
 
 
 @pytest.mark.parametrize("seed", seeds(sample=1, full=21))
-def test_full_disk(runner, seed, tmp_path, tally):
+def test_full_disk(runner, seed, tmp_path):
     """No file may be larger than a limit: writing fails with EFBIG, as it fails with ENOSPC on a full disk."""
     script, rng, out = SCRIPTS[(seed + 2) % len(SCRIPTS)], random.Random(seed), tmp_path / "out"
     whole, _ = runner.whole(script)
@@ -230,7 +228,6 @@ def test_full_disk(runner, seed, tmp_path, tally):
     if done["status"]:
         assert_nothing_half_written(out, whole)
         assert "could not be written (" in done["output"] and "Traceback" not in done["output"], done["output"]
-        tally.held("full disk and resume")
     check_end(runner, script, out)
 
 
@@ -258,7 +255,7 @@ def processes_of(launcher: int) -> list[int]:
 @pytest.mark.skipif(not FULL, reason="needs a minute: make faults")
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_of_two_dies(runner, rank, tmp_path, tally):
+def test_a_process_of_two_dies(runner, rank, tmp_path):
     """The other one ends too, and the next start ends as an uninterrupted run."""
     script = ("run_mlm.py", "run_glue.py")[(rank + SEED) % 2]
     whole, out = tmp_path / "whole" / "out", tmp_path / "killed" / "out"  # a model card names the folder
@@ -278,4 +275,3 @@ def test_a_process_of_two_dies(runner, rank, tmp_path, tally):
     resumed = start_two(runner, script, out, 16)
     assert resumed.wait(240) == 0, log_of(out).read_text()[-3000:]
     assert_same_result(out, whole)
-    tally.held("a process of two dies")

@@ -275,21 +275,16 @@ def assert_same(found, expected):
 
 @settings(max_examples=number_of_cases(70, 12_000))
 @given(case=cases())
-def test_float64_equals_the_plain_computation(case, tally, tmp_path_factory):
+def test_float64_equals_the_plain_computation(case, tmp_path_factory):
     model = make_model(case)
     inputs, real = make_inputs(case)
     expected = compute_plainly(model, case, inputs, real)
     found = compute(model, case, inputs, real)
     assert_same(found, expected)
     assert_same(compute(model, case, inputs, real), expected)  # with tables from the cache
-    if isinstance(expected, ValueError):
-        tally.refused("random calls of models, float64")
-        return
-    tally.held("random calls of models, float64")
-    if case.round_trip is not None:
+    if case.round_trip is not None and not isinstance(expected, ValueError):
         twin = copied(model, case, tmp_path_factory)
         assert_same(compute(twin.train(case.training), case, inputs, real), expected)
-        tally.held(f"outputs after a round trip: {case.round_trip}")
 
 
 def copied(model, case, tmp_path_factory):
@@ -346,7 +341,7 @@ def summed_gradients(model, calls):
 )
 @settings(max_examples=number_of_cases(8, 300))
 @given(data=st.data())
-def test_a_row_among_others_equals_the_row_alone(head, masks, data, tally):
+def test_a_row_among_others_equals_the_row_alone(head, masks, data):
     """Also the gradients of its loss. A row of padding only is alone as one token of padding."""
     case = data.draw(cases([head], masks))
     training, length = case.training, max(case.length, 8)
@@ -373,7 +368,6 @@ def test_a_row_among_others_equals_the_row_alone(head, masks, data, tally):
         assert found.keys() == expected.keys()
         allowed = LOSS_TOLERANCE * max(1.0, *map(largest, expected.values()))
         assert not {name for name in expected if largest(found[name] - expected[name]) > allowed}
-    tally.held("a padded or packed row equals the row alone")
 
 
 # How much larger than the error of plain arithmetic in the same precision the error may be: other orders of additions,
@@ -384,7 +378,7 @@ ERROR_FACTOR, ROUNDINGS = 8, 16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @settings(max_examples=number_of_cases(15, 2_500))
 @given(case=cases())
-def test_low_precision_is_as_exact_as_the_plain_computation(dtype, case, tally):
+def test_low_precision_is_as_exact_as_the_plain_computation(dtype, case):
     if case.fields["hidden_act"] == "relu":  # its gradient jumps where rounding changes the sign of a state
         case = replace(case, fields={**case.fields, "hidden_act": "gelu"})
     model = make_model(case)
@@ -395,10 +389,8 @@ def test_low_precision_is_as_exact_as_the_plain_computation(dtype, case, tally):
     exact = compute_plainly(model, case, inputs, real)
     model.to(dtype)
     plain, found = compute_plainly(model, case, inputs, real), compute(model, case, inputs, real)
-    name = f"random calls of models, {dtype}".replace("torch.", "")
     if isinstance(exact, ValueError):
         assert isinstance(found, ValueError) and isinstance(plain, ValueError)
-        tally.refused(name)
         return
     assert not isinstance(found, ValueError), found
     eps, scale = torch.finfo(dtype).eps, max(map(largest, exact.values()))
@@ -408,4 +400,3 @@ def test_low_precision_is_as_exact_as_the_plain_computation(dtype, case, tally):
         error = largest(found[key].double() - tensor)
         allowed = ERROR_FACTOR * budget + ROUNDINGS * eps * scale
         assert error <= allowed, f"{key}: error {error:.2e}, plain arithmetic has {budget:.2e}, allowed {allowed:.2e}"
-    tally.held(name)

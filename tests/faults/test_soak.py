@@ -6,7 +6,7 @@ from transformers.utils import logging
 
 
 @pytest.mark.slow
-def test_results_and_files_stay_as_they_were(tally):
+def test_results_and_files_stay_as_they_were():
     logging.disable_progress_bar()
     try:
         rows, changed = soak(minutes=0.05, threads=2, samples=4)
@@ -15,4 +15,3 @@ def test_results_and_files_stay_as_they_were(tally):
     problems = [line for line in changed if not line.startswith("resident_mb")]  # memory settles after a minute
     assert not problems
     assert rows[-1]["passes"] > 0
-    tally.held("soak of a few seconds: passes", int(rows[-1]["passes"]))
