@@ -1,7 +1,6 @@
 """Documentation is checked: snippets run, commands parse, links resolve, numbers are those of benchmarks/results."""
 
 import csv
-import importlib.util
 import inspect
 import json
 import re
@@ -118,10 +117,8 @@ def test_readme_is_short_and_narrow():
     assert not [line for line in README.splitlines() if len(line) > 120]
 
 
-def test_tables_of_times_come_from_the_results():
-    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+def test_tables_of_times_come_from_the_results(load):
+    table = load("table")
     assert table.readme_table() in README, "README.md: replace the table by the output of python benchmarks/table.py"
     assert table.size_table() in (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     evidence = (ROOT / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
