@@ -100,7 +100,8 @@ def errors_in_call(kernel: KernelVariant, call: CheckedCall) -> dict[str, float]
         if share_error > MAX_SHARE_ERROR:
             errors["the share of dropped probabilities"] = share_error / DROPOUT
     expected = results(reference, torch.float64, torch.device("cpu"))
-    computed = results(triton, kernel.dtype, kernel.device)
+    for _ in range(2):  # Triton's own launch of each kernel, then the one that all later calls have, see `Kernel`
+        computed = results(triton, kernel.dtype, kernel.device)
     return errors | {name: relative_error(computed[name], tensor) for name, tensor in expected.items()}
 
 

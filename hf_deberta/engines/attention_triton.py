@@ -86,7 +86,8 @@ def triton_attention(
     """Context [B, H, N, d]; there are no probabilities."""
     tables: dict[str, Any] = {}
     if positions is not None:
-        positions = positions.scaled(1.0, query.dtype)
+        if positions.query_scale != 1.0:
+            positions = positions.scaled(1.0, query.dtype)
         tables = {
             "position_key": positions.position_key if "c2p" in positions.terms else None,
             "position_query": positions.position_query if "p2c" in positions.terms else None,

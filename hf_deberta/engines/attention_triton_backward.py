@@ -222,34 +222,46 @@ def table_gradients_kernel(
     tl.store(gradient + target * head_size + channel, total, mask=channel < head_size)
 
 
-@triton.jit(do_not_specialize=("parts", "heads", "count", "NEAR"))
+@triton.jit(do_not_specialize=("parts", "heads", "count", "NEAR", "FIRST"))
 def row_gradients_kernel(
-    near, far,  # [parts, 2 * NEAR + 2, H, T, d] of table_gradients_kernel; [2, H, d] of the last row and the first
+    near,  # [tables, parts, 2 * NEAR + 2, H, T, d] of table_gradients_kernel
+    far,  # [2, 2, H, d] of both tables' last row and first row
     rows,  # [(2 * NEAR + 2) * T] of distances
-    gradient,  # [R, H, d]
-    parts, heads, count, head_size, NEAR, scale, KEYS: tl.constexpr, FAR: tl.constexpr, ROWS: tl.constexpr,
+    ranges,  # [2, R / ROWS], first index of `rows` with one of a program's rows, and last one counted from the end
+    first_gradient, last_gradient,  # [R, H, d] of each table, or twice the same
+    parts, heads, count, head_size, NEAR, FIRST, scale, FAR: tl.constexpr, ROWS: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`."""
-    head, blocks = tl.program_id(1), 2 * NEAR + 2
+    """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`.
+
+    Tables from `FIRST` on: 0 is the queries' table, 1 the keys', whose distances are negative, see `load_block`.
+    """
+    head, blocks, table = tl.program_id(1), 2 * NEAR + 2, tl.program_id(2)
+    is_keys = table + FIRST == 1
     row, x, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, T), tl.arange(0, D)[None, :]
     inside = channel < head_size
+    first = tl.load(ranges + tl.program_id(0)).to(tl.int32)
+    last = blocks * T - 1 - tl.load(ranges + tl.num_programs(0) + tl.program_id(0)).to(tl.int32)
+    begin, end = first // T, last // T + 1
+    if is_keys:
+        begin, end = blocks - tl.cdiv(last, T), blocks - tl.cdiv(tl.maximum(first, 1), T) + 1
     total = tl.zeros([ROWS, D], tl.float32)
-    for block in range(0, blocks):
+    for block in range(begin, end):
         at = block * T + x
-        if KEYS:  # from -x on, see `load_block`
-            at = tl.minimum(blocks * T - at, blocks * T - 1)
+        at = tl.where(is_keys, tl.minimum(blocks * T - at, blocks * T - 1), at)
         chosen = (tl.load(rows + at)[None, :] == row).to(tl.float32)
-        if tl.max(chosen) > 0:
-            of_block = tl.zeros([T, D], tl.float32)
-            for part in range(0, parts):
-                piece = ((part * blocks + block) * heads + head).to(tl.int64) * T + x[:, None]
-                of_block += tl.load(near + piece * head_size + channel, mask=inside, other=0.0)
-            total = tl.dot(chosen, of_block, total, input_precision="ieee")
+        of_block = tl.zeros([T, D], tl.float32)
+        for part in range(0, parts):
+            piece = (((table * parts + part) * blocks + block) * heads + head).to(tl.int64) * T + x[:, None]
+            of_block += tl.load(near + piece * head_size + channel, mask=inside, other=0.0)
+        total = tl.dot(chosen, of_block, total, input_precision="ieee")
     if FAR:
         for side in tl.static_range(2):
-            end = tl.load(rows + (0 if side else blocks * T - 1))
-            shared = tl.load(far + (side * heads + head) * head_size + channel, mask=inside, other=0.0)
-            total += tl.where(row == end, shared, 0.0)
+            end_row = tl.load(rows + (0 if side else blocks * T - 1))
+            shared = far + (((table + FIRST) * 2 + side) * heads + head) * head_size + channel
+            total += tl.where(row == end_row, tl.load(shared, mask=inside, other=0.0), 0.0)
+    gradient = first_gradient
+    if table > 0:
+        gradient = last_gradient
     target = (row * heads + head) * head_size + channel
     tl.store(gradient + target, (total * scale).to(gradient.dtype.element_ty), mask=inside & (row < count))

@@ -7,11 +7,14 @@ docs/attention_triton.md. These three files need torch, triton and the standard 
 kernel for the Hub of them.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 # tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients, and any kernel if a head
 # has more than 64 channels. More warps than a sixteenth of the tokens compute products twice, or read factors twice:
@@ -26,6 +29,7 @@ LAUNCHES = {
 }
 CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute capability
 TABLE_GRADIENT_SPLITS = 8  # programs that share a block of distances in table_gradients_kernel
+ROWS_OF_PROGRAM = 16  # rows of a table in a program of row_gradients_kernel
 ANY_END = 2**31 - 1  # no row is longer; padding with the number of tokens would tie a graph to it
 
 
@@ -93,34 +97,36 @@ def tiled_attention(
     if scale <= 0:  # the kernels look for the largest score before they scale it
         position_query = None if position_query is None else position_query * scale
         query, scale = query * scale, 1.0
-    tile = launches(query.dtype, query.device)[0]
-    batch, _, tokens, _ = query.shape
     tables = [None if table is None else table.to(query.dtype) for table in (position_key, position_query)]
-    by_distance: list[torch.Tensor | None] = [None, None]
-    rows, near = None, ((tokens if longest is None else longest) - 1) // tile
-    furthest = near
-    if rows_of_distance is not None:
-        distance = rows_of_distance.shape[0] // 2 if saturation is None else saturation
-        near = min(near, (distance + tile - 2) // tile)
-        reach = (near + 1) * tile
-        rows = compute_once(("rows", rows_of_distance, reach), lambda: rows_by_distance(rows_of_distance, reach))
-        by_distance = [None if table is None else table.detach().index_select(1, rows) for table in tables]
-    layout = compute_once(
-        ("layout", batch, tokens, tile), lambda: layout_in_tiles(visible, documents, cu_seqlens, batch, tokens, tile)
-    )
+    trained = [table.shape[1] for table in tables if table is not None and table.requires_grad]
+    table_rows = trained[0] if trained and torch.is_grad_enabled() else 0
+    in_graph = needs_operator(query)
+
+    def describe() -> "CallDescription | Plan":
+        tile = launches(query.dtype, query.device)[0]
+        batch, _, tokens, _ = query.shape
+        rows, ranges, near = None, None, ((tokens if longest is None else longest) - 1) // tile
+        furthest = near
+        if rows_of_distance is not None:
+            distance = rows_of_distance.shape[0] // 2 if saturation is None else saturation
+            near = min(near, (distance + tile - 2) // tile)
+            rows = rows_by_distance(rows_of_distance, (near + 1) * tile)
+            ranges = ranges_of_rows(rows, table_rows) if table_rows else None
+        layout = layout_in_tiles(visible, documents, cu_seqlens, batch, tokens, tile)
+        description = CallDescription(rows, ranges, *layout, scale, dropout_p, causal, near, furthest)
+        return description if in_graph else Plan(query, has_tables, description)
+
+    has_tables = (position_key is not None, position_query is not None)
+    positions = (*has_tables, rows_of_distance, saturation, table_rows)
+    call = (query.shape, query.dtype, longest, scale, dropout_p, in_graph)
+    described = compute_once(("tiles", *positions, *call), describe)
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    attend = attention_in_tiles if in_graph_or_transform() else AttentionInTiles.apply
-    return attend(
-        query, key, value, *tables, *by_distance, rows, *layout, seed, scale, dropout_p, causal, near, furthest
-    )[0]
-
-
-class TileLayout(NamedTuple):
-    """Which tokens see each other, for the kernels."""
-
-    mask: torch.Tensor | None  # int32 [B, N], numbers of documents, -1 for padding; or bytes [B, N, N], 1 for visible
-    spans: torch.Tensor | None  # int32 [B, blocks, 2], see `tile_spans`
-    places: torch.Tensor | None  # int32 [programs, 3] of a packed row: first token and length of the document, block
+    if isinstance(described, Plan) and not torch.is_grad_enabled():
+        return launch_forward(described, query, key, value, tables_by_distance(tables, described.rows), seed)[0]
+    if isinstance(described, Plan):
+        return AttentionInTiles.apply(described, table_rows, query, key, value, *tables, seed)
+    by_distance = tables_by_distance(tables, described.rows)
+    return attention_in_tiles(query, key, value, *tables, *by_distance, seed, *described)[0]
 
 
 def layout_in_tiles(
@@ -130,26 +136,26 @@ def layout_in_tiles(
     batch: int,
     tokens: int,
     tile: int,
-) -> TileLayout:
-    """Return the visible tokens, which have the arguments of `tiled_attention`, as the kernels read them."""
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Which tokens see each other, as the kernels read it: mask, spans and places of a `CallDescription`."""
     spans = places = None
     if cu_seqlens is not None:
         places = places_in_packed_row(cu_seqlens, tokens, tile)
     if visible is not None and visible.dim() == 3:
         if documents is not None:
             visible = visible & (documents[:, :, None] == documents[:, None, :])
-        return TileLayout(visible.contiguous().view(torch.uint8), spans, places)
+        return visible.contiguous().view(torch.uint8), spans, places
     if documents is not None:
         numbers = (documents - documents[:, :1]).int().expand(batch, -1).contiguous()
     elif visible is not None:
         numbers = torch.zeros_like(visible, dtype=torch.int32)
     else:
-        return TileLayout(None, spans, places)
+        return None, spans, places
     if places is None:
         spans = tile_spans(numbers, visible, tile)
     if visible is not None:
         numbers = numbers.masked_fill(~visible, -1)
-    return TileLayout(numbers, spans, places)
+    return numbers, spans, places
 
 
 def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> torch.Tensor:
@@ -195,30 +201,307 @@ def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor
     return rows_of_distance[torch.arange(-reach, reach, device=rows_of_distance.device).clamp(-k, k) + k]
 
 
-# the fields of `Call`, as both operators take them
+def tables_by_distance(tables: list[torch.Tensor | None], rows: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """The tables' rows of all distances, [H, (2 * near + 2) * T, d]; their gradient goes to the tables themselves."""
+    return [None if table is None or rows is None else table.detach().index_select(1, rows) for table in tables]
+
+
+def ranges_of_rows(rows: torch.Tensor, table_rows: int) -> torch.Tensor:
+    """Which of `rows` are among each 16 rows of a table: first index, last index from the end, [2, R / 16]."""
+    groups = torch.arange(-(-table_rows // ROWS_OF_PROGRAM), device=rows.device)[:, None]
+    inside = (rows // ROWS_OF_PROGRAM == groups).int()  # the largest number is found where it stands first
+    return torch.stack([inside.argmax(1), inside.flip(1).argmax(1)])
+
+
+class CallDescription(NamedTuple):
+    """What all layers of a forward pass share, as both operators take it."""
+
+    rows: torch.Tensor | None  # [(2 * near + 2) * T], the row of each distance
+    row_ranges: torch.Tensor | None  # see `ranges_of_rows`, for gradients of tables
+    mask: torch.Tensor | None  # int32 [B, N], numbers of documents, -1 for padding; or bytes [B, N, N], 1 for visible
+    spans: torch.Tensor | None  # int32 [B, blocks, 2], see `tile_spans`
+    places: torch.Tensor | None  # int32 [programs, 3] of a packed row: first token and length of the document, block
+    scale: float  # of the scores
+    dropout_p: float
+    causal: bool
+    near: int  # tiles that are further apart share a row
+    furthest: int  # tiles of one document are at most this far apart
+
+
+class Plan:
+    """A description as the kernels take it: sizes, tensors in place of None, and constants."""
+
+    def __init__(self, query: torch.Tensor, has_tables: tuple[bool, bool], description: CallDescription):
+        rows, row_ranges, mask, spans, places, scale, dropout_p, causal, self.near, furthest = description
+        self.c2p, self.p2c = has_tables
+        self.scale, self.dropout_p = float(scale), float(dropout_p)  # Triton compiles for the type of a number
+        self.batch, self.heads, self.tokens, self.size = query.shape
+        self.device_index = query.get_device()  # -1 for the CPU
+        self.nothing = query.new_empty(1)  # stands for tensors that are None
+        self.rows, self.row_ranges, *self.visibility = (
+            self.nothing if tensor is None else tensor for tensor in (rows, row_ranges, mask, spans, places)
+        )
+        self.tile, self.launches = launches(query.dtype, query.device)
+        self.blocks = -(-self.tokens // self.tile)
+        self.programs = self.batch * self.blocks if places is None else len(places)
+        self.slots = min(2 * self.near, furthest) + 2  # blocks of distances of a program
+        self.far = furthest > self.near and any(has_tables)
+        parts = min(TABLE_GRADIENT_SPLITS, self.programs)
+        self.piece_shape = (parts, 2 * self.near + 2, self.heads, self.tile, self.size)
+        self.channels = max(16, 1 << (self.size - 1).bit_length())
+        self.sizes = (self.batch, self.heads, self.tokens, self.size, self.blocks, self.near)
+        mask_kind = "none" if mask is None else "numbers" if mask.dim() == 2 else "pairs"
+        precision = "tf32" if products_use_tf32() else "ieee"
+        self.products = {"PRECISION": precision, "T": self.tile, "D": self.channels}
+        kinds = {"MASK": mask_kind, "CAUSAL": causal, "PACKED": places is not None, "DROPOUT": self.dropout_p > 0}
+        self.constants = {**kinds, **self.products}
+        # beside constants and tensors, kernels are compiled for these properties of numbers
+        self.key = (self.device_index, self.size, self.tokens % 16 == 0, self.tokens == 1)
+
+    def options(self, kernel: int) -> dict[str, int]:
+        warps, stages = self.launches[kernel if self.channels <= 64 else -1]
+        # triton 3.10 would no longer multiply and add in one
+        return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+
+
+class Kernel:
+    """A kernel that is launched with less work in Python than by `kernel[grid](...)`, which binds all arguments anew.
+
+    What Triton compiled is kept by all that it compiles kernels for: constants, types and alignment of tensors, and
+    `Plan.key`.
+    """
+
+    def __init__(self, file: str, name: str):
+        self.file, self.name = file, name
+        self.compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+
+    def launch(
+        self,
+        plan: Plan,
+        grid: tuple[int, int, int],
+        tensors: tuple[torch.Tensor, ...],
+        numbers: tuple[float, ...],
+        constants: dict[str, Any],
+        options: dict[str, int],
+    ) -> None:
+        types = [tensor.dtype for tensor in tensors]
+        aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
+        key = (plan.key, *constants.values(), *types, *aligned)
+        if key in self.compiled:
+            compiled, values = self.compiled[key]
+            compiled[grid](*tensors, *numbers, *values)
+            return
+        function = getattr(import_module(f".{self.file}", __package__), self.name)
+        compiled = function[grid](*tensors, *numbers, **constants, **options)
+        if compiled is not None:  # None in Triton's interpreter
+            names = function.arg_names[len(tensors) + len(numbers) :]
+            self.compiled[key] = compiled, tuple(constants[name] for name in names)
+
+
+forward_kernel = Kernel("attention_triton_forward", "forward_kernel")
+far_products_kernel = Kernel("attention_triton_forward", "far_products_kernel")
+own_gradients_kernel = Kernel("attention_triton_backward", "own_gradients_kernel")
+table_gradients_kernel = Kernel("attention_triton_backward", "table_gradients_kernel")
+row_gradients_kernel = Kernel("attention_triton_backward", "row_gradients_kernel")
+
+
+def tokens_first(states: torch.Tensor) -> torch.Tensor:
+    """[B, N, H, d] in memory, as projections leave it; a copy where it is not."""
+    return states.transpose(1, 2).contiguous()
+
+
+def launch_forward(
+    plan: Plan,
+    query: torch.Tensor,  # [B, H, N, d]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    by_distance: Sequence[torch.Tensor | None],  # see `tables_by_distance`
+    seed: torch.Tensor | None,  # [1], with dropout
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Context [B, H, N, d], and the log-sums [B, H, N] of scores, in base 2, that the backward pass needs."""
+    query, key, value = tokens_first(query), tokens_first(key), tokens_first(value)
+    key_table, query_table = (plan.nothing if table is None else table for table in by_distance)
+    context = torch.empty_like(query)
+    log_sum = query.new_empty((plan.batch, plan.heads, plan.tokens), dtype=torch.float32)
+    with torch.cuda.device_of(query):
+        far = far_products(plan, query, key_table), far_products(plan, key, query_table)
+        seed = plan.nothing if seed is None else seed
+        forward_kernel.launch(
+            plan, (plan.programs, plan.heads, 1),
+            (query, key, value, key_table, query_table, *far, *plan.visibility, seed, context, log_sum),
+            (*plan.sizes, plan.scale, plan.dropout_p),
+            {"C2P": plan.c2p, "P2C": plan.p2c, "FAR": plan.far, **plan.constants}, plan.options(0),
+        )  # fmt: skip
+    return context.transpose(1, 2), log_sum
+
+
+def far_products(plan: Plan, states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Products [2, B, H, N] of queries with Kr of far keys, or of keys with Qr."""
+    if table is plan.nothing or not plan.far:
+        return plan.nothing
+    products = states.new_empty((2, plan.batch, plan.heads, plan.tokens), dtype=torch.float32)
+    far_products_kernel.launch(
+        plan, (plan.blocks, plan.heads, plan.batch), (states, table, products),
+        (plan.tokens, plan.heads, table.shape[1], plan.size), {"T": plan.tile, "D": plan.channels}, {},
+    )  # fmt: skip
+    return products
+
+
+class Side(NamedTuple):
+    """Queries or keys in the backward pass, whose two runs exchange them."""
+
+    states: torch.Tensor  # [B, N, H, d]
+    weights: torch.Tensor  # [B, N, H, d]: dO of queries, V of keys
+    table: torch.Tensor  # by distance: Kr of queries, Qr of keys
+    far: torch.Tensor  # of `far_products`
+    has_table: bool
+    for_states: torch.Tensor  # the gradient, [B, N, H, d]
+    for_far: torch.Tensor  # gradients of far rows, [2, programs, H, d]
+
+
+def launch_backward(
+    plan: Plan,
+    gradient: torch.Tensor,  # [B, H, N, d]
+    context: torch.Tensor,  # [B, H, N, d]
+    log_sum: torch.Tensor,  # [B, H, N]
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    by_distance: Sequence[torch.Tensor | None],
+    seed: torch.Tensor | None,
+    table_rows: int,  # R, or 0 without gradients of the tables
+) -> list[torch.Tensor | None]:
+    """Gradients of query, key, value, position_key and position_query; None for tables without one."""
+    query, key, value = tokens_first(query), tokens_first(key), tokens_first(value)
+    gradient, context = tokens_first(gradient), tokens_first(context)
+    key_table, query_table = (plan.nothing if table is None else table for table in by_distance)
+    seed = plan.nothing if seed is None else seed
+    for_query, for_key, for_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    delta = torch.empty_like(log_sum)
+    for_far = delta.new_empty(2, 2, plan.programs * plan.far, plan.heads, plan.size)
+    train_keys, train_queries = plan.c2p and table_rows > 0, plan.p2c and table_rows > 0
+    pieces = delta.new_empty(train_keys + train_queries, *plan.piece_shape)
+    with torch.cuda.device_of(query):
+        far_query, far_key = far_products(plan, query, key_table), far_products(plan, key, query_table)
+        queries = Side(query, gradient, key_table, far_query, plan.c2p, for_query, for_far[0])
+        keys = Side(key, value, query_table, far_key, plan.p2c, for_key, for_far[1])
+        inputs = (context, log_sum, delta, seed, for_value)
+        band, kept = own_gradients(plan, False, train_keys, queries, keys, *inputs)
+        if train_keys:
+            table_gradients(plan, query, band, kept, pieces[0])
+        del band  # several hundred megabytes, which the next run uses again
+        band, kept = own_gradients(plan, True, train_queries, keys, queries, *inputs)
+        if train_queries:
+            table_gradients(plan, key, band, kept, pieces[-1])
+        tables = row_gradients(plan, pieces, for_far, table_rows) if len(pieces) else []
+    for_tables = [tables[0] if train_keys else None, tables[-1] if train_queries else None]
+    return [*(part.transpose(1, 2) for part in (for_query, for_key, for_value)), *for_tables]
+
+
+def own_gradients(
+    plan: Plan,
+    is_keys: bool,
+    keep: bool,
+    own: Side,
+    other: Side,
+    context: torch.Tensor,  # [B, N, H, d]
+    log_sum: torch.Tensor,  # [B, H, N]
+    delta: torch.Tensor,  # [B, H, N]
+    seed: torch.Tensor,
+    for_value: torch.Tensor,  # [B, N, H, d]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write gradients of queries, or of keys and values, and of far rows; return what `table_gradients` needs.
+
+    The run for queries writes `delta`, the sums of gradient * context, for the run for keys. With `keep`, gradients of
+    near scores are returned: [programs, H, slots, T, T] by block of distances, and [programs, 2], the first and last
+    block of each program.
+    """
+    band, kept = plan.nothing, plan.nothing
+    if keep:
+        band = own.states.new_empty(plan.programs, plan.heads, plan.slots, plan.tile, plan.tile)
+        kept = own.states.new_empty(plan.programs, 2, dtype=torch.int32)
+    own_gradients_kernel.launch(
+        plan, (plan.programs, plan.heads, 1),
+        (own.states, other.states, own.weights, other.weights, context, own.table, other.table, own.far, other.far,
+         log_sum, delta, *plan.visibility, seed, own.for_states, for_value, own.for_far, band, kept),
+        (plan.slots, *plan.sizes, plan.scale, plan.dropout_p),
+        {"OWN": own.has_table, "OTHER": other.has_table, "KEYS": is_keys, "KEEP": keep, "FAR": plan.far,
+         **plan.constants},
+        plan.options(1),
+    )  # fmt: skip
+    return band, kept
+
+
+def table_gradients(
+    plan: Plan, states: torch.Tensor, band: torch.Tensor, kept: torch.Tensor, pieces: torch.Tensor
+) -> None:
+    """Write the gradient of a table by distance, in parts of a sum, to pieces [parts, blocks, H, T, d]."""
+    parts, blocks = plan.piece_shape[:2]
+    table_gradients_kernel.launch(
+        plan, (blocks, plan.heads, parts), (states, band, kept, plan.visibility[2], pieces),
+        (plan.programs, plan.heads, plan.tokens, plan.size, plan.blocks, plan.slots, plan.near),
+        {"PACKED": plan.constants["PACKED"], **plan.products}, plan.options(2),
+    )  # fmt: skip
+
+
+def row_gradients(plan: Plan, pieces: torch.Tensor, for_far: torch.Tensor, table_rows: int) -> list[torch.Tensor]:
+    """Gradients [H, R, d] of one or both tables, from what `table_gradients` and `own_gradients` wrote."""
+    gradients = [plan.nothing.new_empty(table_rows, plan.heads, plan.size) for _ in pieces]
+    far = for_far.sum(2) if plan.far else plan.nothing
+    first_is_keys = int(not plan.c2p)  # a single table of position queries is read by keys
+    row_gradients_kernel.launch(
+        plan, (-(-table_rows // ROWS_OF_PROGRAM), plan.heads, len(pieces)),
+        (pieces, far, plan.rows, plan.row_ranges, gradients[0], gradients[-1]),
+        (plan.piece_shape[0], plan.heads, table_rows, plan.size, plan.near, first_is_keys, plan.scale),
+        {"FAR": plan.far, "ROWS": ROWS_OF_PROGRAM, "T": plan.tile, "D": plan.channels}, {"num_warps": 8},
+    )  # fmt: skip
+    return [gradient.transpose(0, 1) for gradient in gradients]
+
+
+class AttentionInTiles(torch.autograd.Function):
+    """Attention outside of graphs and transforms, which takes less time than the operator and its own autograd."""
+
+    @staticmethod
+    def forward(ctx, plan, table_rows, query, key, value, position_key, position_query, seed):
+        by_distance = tables_by_distance([position_key, position_query], plan.rows)
+        context, log_sum = launch_forward(plan, query, key, value, by_distance, seed)
+        ctx.save_for_backward(context, log_sum, query, key, value, *by_distance, seed)
+        ctx.plan, ctx.table_rows = plan, table_rows
+        return context
+
+    @staticmethod
+    def backward(ctx, gradient):
+        context, log_sum, query, key, value, key_table, query_table, seed = ctx.saved_tensors
+        by_distance = (key_table, query_table)
+        gradients = launch_backward(
+            ctx.plan, gradient, context, log_sum, query, key, value, by_distance, seed, ctx.table_rows
+        )
+        return None, None, *gradients, None
+
+
+def needs_operator(query: torch.Tensor) -> bool:
+    """True where only the operator can be recorded, transformed or intercepted: in graphs, torch.func and modes."""
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    in_transform = torch._C._functorch.peek_interpreter_stack() is not None
+    return in_graph or in_transform or _get_current_dispatch_mode() is not None or type(query) not in PLAIN_TENSORS
+
+
+# query to seed, then the fields of `CallDescription`
 CALL = (
     "Tensor query, Tensor key, Tensor value, Tensor? position_key, Tensor? position_query, Tensor? key_by_distance, "
-    "Tensor? query_by_distance, Tensor? rows, Tensor? mask, Tensor? spans, Tensor? places, Tensor? dropout_seed, "
-    "float scale, float dropout_p, bool causal, SymInt near, SymInt furthest"
+    "Tensor? query_by_distance, Tensor? seed, Tensor? rows, Tensor? row_ranges, Tensor? mask, Tensor? spans, "
+    "Tensor? places, float scale, float dropout_p, bool causal, SymInt near, SymInt furthest"
 )
+TENSORS = 13
 
 
 @torch.library.custom_op("hf_deberta::attention_in_tiles", mutates_args=(), schema=f"({CALL}) -> (Tensor, Tensor)")
-def attention_in_tiles(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Context [B, H, N, d], and the log-sums [B, H, N] of scores, in base 2, that the backward pass needs."""
-    from .attention_triton_forward import forward_kernel
-
-    call = Call(*arguments)
-    shape = (call.batch, call.heads, call.tokens)
-    context = torch.empty_like(call.query)
-    log_sum = torch.empty(shape, dtype=torch.float32, device=context.device)
-    with torch.cuda.device_of(context):
-        forward_kernel[(call.programs, call.heads)](
-            call.query, call.key, call.value, *call.tables, *call.far_products(), *call.visibility, call.seed,
-            context, log_sum, *call.sizes, call.scale, call.dropout_p,
-            C2P=call.c2p, P2C=call.p2c, FAR=call.far, **call.constants(), **call.launch(0),
-        )  # fmt: skip
-    return context.transpose(1, 2), log_sum
+def attention_in_tiles(
+    query, key, value, position_key, position_query, key_by_distance, query_by_distance, seed, *description
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results of `launch_forward`."""
+    plan = Plan(query, (position_key is not None, position_query is not None), CallDescription(*description))
+    return launch_forward(plan, query, key, value, (key_by_distance, query_by_distance), seed)
 
 
 @attention_in_tiles.register_fake
@@ -235,90 +518,15 @@ def _(query, *_):
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def attention_in_tiles_backward(
-    gradient: torch.Tensor, context: torch.Tensor, log_sum: torch.Tensor, train_tables: bool, *arguments: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key, value, position_key and position_query, empty for tables that are None."""
-    call = Call(*arguments)
-    delta = torch.empty_like(log_sum)
-    states = [torch.empty_like(part) for part in (call.query, call.key, call.value)]
-    for_tables = []
-    with torch.cuda.device_of(delta):
-        inputs = (tokens_first(context), tokens_first(gradient), log_sum, delta, call.tables, call.far_products())
-        for keys, table in ((False, call.position_key), (True, call.position_query)):
-            keep = train_tables and table is not None
-            far, band, kept = own_gradients(call, keys, keep, *inputs, states[keys], states[2])
-            for_table = call.query.new_empty(0)
-            if keep and table is not None:
-                for_table = table_gradients(call, keys, far, band, kept, table)
-            for_tables.append(for_table)
-            del band  # several hundred megabytes, which the next run uses again
-    for_query, for_key, for_value = (part.transpose(1, 2) for part in states)
-    return for_query, for_key, for_value, for_tables[0], for_tables[1]
-
-
-def own_gradients(
-    call: "Call",
-    keys: bool,
-    keep: bool,
-    context: torch.Tensor,  # [B, N, H, d]
-    gradient: torch.Tensor,  # [B, N, H, d]
-    log_sum: torch.Tensor,  # [B, H, N]
-    delta: torch.Tensor,  # [B, H, N]
-    tables: list[torch.Tensor],
-    far: list[torch.Tensor],
-    for_own: torch.Tensor,  # [B, N, H, d]
-    for_value: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Write gradients of queries, or of keys and values; return those of far rows, and what `table_gradients` needs.
-
-    The run for queries writes `delta` [B, H, N], the sums of gradient * context, for the run for keys. With `keep`,
-    gradients of near scores are returned: [programs, H, slots, T, T] by block of distances, and [programs, 2], the
-    first and last block of each program.
-    """
-    from .attention_triton_backward import own_gradients_kernel
-
-    far_gradient = delta.new_empty(2, call.programs * call.far, call.heads, call.size)
-    band = call.query.new_empty((call.programs, call.heads, call.slots, call.tile, call.tile) if keep else 1)
-    kept = torch.empty((call.programs, 2) if keep else 1, dtype=torch.int32, device=band.device)
-    own, other = (call.key, call.query) if keys else (call.query, call.key)
-    own_weights, other_weights = (call.value, gradient) if keys else (gradient, call.value)
-    own_first = slice(None, None, -1 if keys else 1)
-    own_gradients_kernel[(call.programs, call.heads)](
-        own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta,
-        *call.visibility, call.seed, for_own, for_value, far_gradient, band, kept, call.slots, *call.sizes,
-        call.scale, call.dropout_p,
-        OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, KEEP=keep, FAR=call.far,
-        **call.constants(), **call.launch(1),
-    )  # fmt: skip
-    return far_gradient, band, kept
-
-
-def table_gradients(
-    call: "Call", keys: bool, far: torch.Tensor, band: torch.Tensor, kept: torch.Tensor, table: torch.Tensor
-) -> torch.Tensor:
-    """The gradient of a table [H, R, d]: of position keys, or of position queries with `keys`."""
-    from .attention_triton_backward import row_gradients_kernel, table_gradients_kernel
-
-    parts, blocks = min(TABLE_GRADIENT_SPLITS, call.programs), 2 * call.near + 2
-    near = far.new_empty(parts, blocks, call.heads, call.tile, call.size)
-    constants = call.constants()
-    table_gradients_kernel[(blocks, call.heads, parts)](
-        call.key if keys else call.query, band, kept, call.visibility[2], near, call.programs, call.heads,
-        call.tokens, call.size, call.blocks, call.slots, call.near,
-        **{name: constants[name] for name in ("PACKED", "PRECISION", "T", "D")}, **call.launch(2),
-    )  # fmt: skip
-    count, few = table.shape[1], 16
-    gradient = table_gradient_like(table)
-    row_gradients_kernel[(-(-count // few), call.heads)](
-        near, far.sum(1) if call.far else call.nothing, call.rows, gradient, parts, call.heads, count, call.size,
-        call.near, call.scale, KEYS=keys, FAR=call.far, ROWS=few, T=call.tile, D=call.channels, num_warps=8,
-    )  # fmt: skip
-    return gradient
-
-
-def table_gradient_like(table: torch.Tensor) -> torch.Tensor:
-    """An empty gradient [H, R, d] of a table, [R, H, d] in memory, as projections read it."""
-    return table.new_empty(table.shape[1], table.shape[0], table.shape[2]).transpose(0, 1)
+    gradient, context, log_sum, train_tables, query, key, value, position_key, position_query, *others
+) -> tuple[torch.Tensor, ...]:
+    """The results of `launch_backward`, empty for tables without a gradient."""
+    tables = [table for table in (position_key, position_query) if table is not None and train_tables]
+    *by_distance, seed = others[:3]
+    plan = Plan(query, (position_key is not None, position_query is not None), CallDescription(*others[3:]))
+    table_rows = tables[0].shape[1] if tables else 0
+    gradients = launch_backward(plan, gradient, context, log_sum, query, key, value, by_distance, seed, table_rows)
+    return tuple(query.new_empty(0) if part is None else part for part in gradients)
 
 
 @attention_in_tiles_backward.register_fake
@@ -326,115 +534,26 @@ def _(gradient, context, log_sum, train_tables, query, key, value, position_key,
     batch, heads, tokens, size = query.shape
     states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
     tables = [table if train_tables else None for table in (position_key, position_query)]
-    return *states, *(query.new_empty(0) if table is None else table_gradient_like(table) for table in tables)
+    return *states, *(
+        query.new_empty(0) if table is None else query.new_empty(table.shape[1], heads, size).transpose(0, 1)
+        for table in tables
+    )
 
 
 def _save_for_backward(ctx, inputs, output):
-    tensors, ctx.numbers = inputs[:12], inputs[12:]
+    tensors, ctx.numbers = inputs[:TENSORS], inputs[TENSORS:]
     ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 17
+        return (None,) * (TENSORS + len(ctx.numbers))
     context, log_sum, *tensors = ctx.saved_tensors
     train_tables = any(ctx.needs_input_grad[3:5])
     gradients = attention_in_tiles_backward(gradient, context, log_sum, train_tables, *tensors, *ctx.numbers)
     needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
-    return *needed, *(None,) * 12
+    return *needed, *(None,) * (TENSORS + len(ctx.numbers) - 5)
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)
-
-
-class AttentionInTiles(torch.autograd.Function):
-    """The operator with the same gradients; its own autograd reads the schema in each call, which takes longer."""
-
-    @staticmethod
-    def forward(ctx, *arguments):  # a `setup_context` would have its arguments bound by name in each call
-        output = attention_in_tiles(*arguments)
-        _save_for_backward(ctx, arguments, output)
-        return output
-
-    backward = staticmethod(_backward)
-
-
-def in_graph_or_transform() -> bool:
-    """True where only the operator itself can be recorded or transformed; without the package, for the Hub's kernel."""
-    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return in_graph or torch._C._functorch.peek_interpreter_stack() is not None
-
-
-def tokens_first(states: torch.Tensor) -> torch.Tensor:
-    """[B, N, H, d] in memory, as projections leave it; a copy where it is not."""
-    return states.transpose(1, 2).contiguous()
-
-
-@dataclass
-class Call:
-    """One call of the operator, and what its two passes give to the kernels."""
-
-    query: torch.Tensor  # [B, H, N, d], then [B, N, H, d] like key and value
-    key: torch.Tensor
-    value: torch.Tensor
-    position_key: torch.Tensor | None  # [H, R, d]
-    position_query: torch.Tensor | None
-    key_by_distance: torch.Tensor | None  # [H, (2 * near + 2) * T, d], the tables' rows of all distances
-    query_by_distance: torch.Tensor | None
-    rows: torch.Tensor | None  # [(2 * near + 2) * T], the row of each distance
-    mask: torch.Tensor | None  # these four are a `TileLayout`
-    spans: torch.Tensor | None
-    places: torch.Tensor | None
-    dropout_seed: torch.Tensor | None  # [1], with dropout
-    scale: float  # of the scores
-    dropout_p: float
-    causal: bool
-    near: int  # tiles that are further apart share a row
-    furthest: int  # tiles of one document are at most this far apart
-
-    def __post_init__(self) -> None:
-        self.batch, self.heads, self.tokens, self.size = self.query.shape
-        self.query, self.key, self.value = map(tokens_first, (self.query, self.key, self.value))
-        self.c2p, self.p2c = self.position_key is not None, self.position_query is not None
-        self.nothing = self.query.new_empty(1)
-        self.tables, self.visibility = (
-            [self.nothing if tensor is None else tensor for tensor in tensors]
-            for tensors in ((self.key_by_distance, self.query_by_distance), (self.mask, self.spans, self.places))
-        )
-        self.tile, self.launches = launches(self.query.dtype, self.query.device)
-        self.blocks = -(-self.tokens // self.tile)
-        self.programs = self.batch * self.blocks if self.places is None else len(self.places)
-        self.slots = min(2 * self.near, self.furthest) + 2  # blocks of distances of a program
-        self.far = self.furthest > self.near and (self.c2p or self.p2c)
-        self.seed = self.nothing if self.dropout_seed is None else self.dropout_seed
-        self.channels = max(16, 1 << (self.size - 1).bit_length())
-        self.sizes = (self.batch, self.heads, self.tokens, self.size, self.blocks, self.near)
-
-    def constants(self) -> dict[str, object]:
-        mask = "none" if self.mask is None else "numbers" if self.mask.dim() == 2 else "pairs"
-        precision = "tf32" if products_use_tf32() else "ieee"
-        kinds = {"MASK": mask, "CAUSAL": self.causal, "PACKED": self.places is not None, "DROPOUT": self.dropout_p > 0}
-        return {**kinds, "PRECISION": precision, "T": self.tile, "D": self.channels}
-
-    def launch(self, kernel: int) -> dict[str, int]:
-        warps, stages = self.launches[kernel if self.channels <= 64 else -1]
-        # triton 3.10 would no longer multiply and add in one
-        return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-
-    def far_products(self) -> list[torch.Tensor]:
-        """Products [2, B, H, N] of queries with Kr of far keys, and of keys with Qr."""
-        from .attention_triton_forward import far_products_kernel
-
-        products = []
-        for states, table in zip((self.query, self.key), self.tables, strict=True):
-            if table is self.nothing or not self.far:
-                products.append(self.nothing)
-                continue
-            shape = (2, self.batch, self.heads, self.tokens)
-            products.append(torch.empty(shape, dtype=torch.float32, device=states.device))
-            far_products_kernel[(self.blocks, self.heads, self.batch)](
-                states, table, products[-1], self.tokens, self.heads, table.shape[1], self.size,
-                T=self.tile, D=self.channels,
-            )  # fmt: skip
-        return products

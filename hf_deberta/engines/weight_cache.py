@@ -97,7 +97,8 @@ def kept_by_weights(
     owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
 ) -> Result | None:
     """Replace `kept`: the result of the last call for this owner, if weights and inputs are the same."""
-    if in_captured_graph():  # which cannot hold a cache
+    on_device = [each for each in inputs if isinstance(each, torch.Tensor) and not each.is_cpu]
+    if on_device or in_captured_graph():  # which cannot hold a cache
         return None
     modules = tuple(modules)
     if can_cache(modules):

@@ -282,12 +282,13 @@ def test_the_operators_agree_with_their_shape_rules():
     leaves, rows, _ = inputs_of(CLIPPED, 18)
     near = furthest = 1
     rows = attention_triton_operator.rows_by_distance(rows, (near + 1) * 16)
+    ranges = attention_triton_operator.ranges_of_rows(rows, leaves["position_key"].shape[1])
     names = ("position_key", "position_query")
     by_distance = [leaves[name].detach().index_select(1, rows) for name in names]
     for trained in (True, False):
         for name in names:
             leaves[name] = leaves[name].detach().requires_grad_(trained)
-        arguments = (*leaves.values(), *by_distance, rows, *[None] * 4, 0.1, 0.0, False, near, furthest)
+        arguments = (*leaves.values(), *by_distance, None, rows, ranges, *[None] * 3, 0.1, 0.0, False, near, furthest)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(attention_triton_operator.attention_in_tiles, arguments, test_utils=checks)
 
@@ -314,10 +315,11 @@ def test_the_kernel_for_the_hub_loads_and_computes_the_same(tmp_path):
 @interpreted
 def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
     """Whichever of PyTorch's two settings was used: after mixing them, one of its getters raises an error."""
-    call = attention_triton_operator.Call(*inputs_of(CLIPPED, 5)[0].values(), *[None] * 7, 1.0, 0.0, False, 0, 0)
-    assert call.constants()["PRECISION"] == "ieee"
+    description = attention_triton_operator.CallDescription(*[None] * 5, 1.0, 0.0, False, 0, 0)
+    query = inputs_of(CLIPPED, 5)[0]["query"]
+    assert attention_triton_operator.Plan(query, (True, True), description).products["PRECISION"] == "ieee"
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
-    assert call.constants()["PRECISION"] == "tf32"
+    assert attention_triton_operator.Plan(query, (True, True), description).products["PRECISION"] == "tf32"
 
 
 @interpreted
@@ -328,18 +330,14 @@ def test_a_model_uses_the_kernels(sdpa_warnings):
     calls = []
     expected = model(**inputs).logits
     model.set_attn_implementation("triton")
-    original = attention_triton_operator.attention_in_tiles
+    original = attention_triton_operator.launch_forward
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            attention_triton_operator, "attention_in_tiles", lambda *args: calls.append(args) or original(*args)
-        )
+        patch.setattr(attention_triton_operator, "launch_forward", lambda *args: calls.append(args) or original(*args))
         found = model(**inputs).logits
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
     first, second = calls  # the last layer has one query per sequence, which sdpa computes without a warning
     assert not sdpa_warnings()
-    rows_and_layout = [(one, other) for one, other in zip(first[7:], second[7:], strict=True) if torch.is_tensor(one)]
-    assert len(rows_and_layout) >= 2  # rows, and places or numbers and spans
-    assert all(one is other for one, other in rows_and_layout)
+    assert first[0] is second[0]  # the plan, with rows, and places or numbers and spans
 
 
 @interpreted
@@ -374,6 +372,47 @@ def test_one_mask_serves_calls_of_other_sizes_and_tables():
         own = AttentionMask(documents=shared.documents)
         found, expected = (triton_attention(*states, positions, mask, 0.0, 0.2)[0] for mask in (shared, own))
         assert torch.equal(found, expected)
+
+
+class CompiledStub:
+    """Stands for a kernel of Triton before and after it is compiled; notes what is compiled and launched."""
+
+    arg_names = ("states", "out", "tokens", "T", "D")
+
+    def __init__(self):
+        self.compiled, self.launched = [], []
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            self.compiled.append((grid, args, constants))
+            return {grid: lambda *args: self.launched.append((grid, args))}
+
+        return launch
+
+
+@installed
+def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
+    from hf_deberta.engines import attention_triton_forward
+
+    kernel, stub = attention_triton_operator.Kernel("attention_triton_forward", "forward_kernel"), CompiledStub()
+    monkeypatch.setattr(attention_triton_forward, "forward_kernel", stub)
+    memory, out = torch.zeros(64), torch.zeros(8)
+    aligned = memory[(-memory.data_ptr() // 4) % 4 :]
+
+    def launch(states=aligned, key=(0, 64, True, False), constants=None):
+        constants = {"D": 64, "T": 32} if constants is None else constants
+        kernel.launch(SimpleNamespace(key=key), (1, 2, 1), (states, out), (5,), constants, {"num_warps": 4})
+
+    launch()
+    launch(aligned + 1)
+    assert [constants for _, _, constants in stub.compiled] == [{"D": 64, "T": 32, "num_warps": 4}]
+    [(grid, (_, _, *numbers))] = stub.launched
+    assert (grid, numbers) == ((1, 2, 1), [5, 32, 64])  # constants in the order of the kernel's arguments
+    launch(aligned.half())
+    launch(aligned[1:])  # from an address that 16 does not divide
+    launch(key=(0, 64, False, False))
+    launch(constants={"D": 64, "T": 16})
+    assert len(stub.compiled) == 5
 
 
 KINDS = {  # of arguments that do not have the type of the states
