@@ -12,7 +12,6 @@ import gzip
 import json
 import math
 import os
-import re
 import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,11 +34,10 @@ from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.errors import InputError, describe, input_errors
 from hf_deberta.training.json_files import atomic_write
-from hf_deberta.training.text_files import DIALECTS, csv_line, csv_records, file_kind, parse_object, text_lines
+from hf_deberta.training.text_files import DIALECTS, csv_line, csv_records, file_kind, read_lines, read_rows
 
 PART_ROWS = 1000
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 32768}
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # of a surrogate pair, from an escape in JSON
 
 
 def flag(default: Any, help: str, **options: Any) -> Any:
@@ -80,8 +78,8 @@ class TextClassifier:
 
     ahead = 1  # parts that should be submitted before one is collected
 
-    def __init__(self, settings: ScoreSettings, progress: tqdm | None = None):
-        self.settings, self.progress = settings, progress
+    def __init__(self, settings: ScoreSettings):
+        self.settings = settings
         os.environ["RAYON_NUM_THREADS"] = str(settings.cores)  # of the tokenizer
         on_cpu, dtype = settings.device == "cpu", getattr(torch, settings.dtype)
         if on_cpu:
@@ -98,9 +96,6 @@ class TextClassifier:
             self.model = optimize(model, dtype) if on_cpu else model.to("cuda")
         self.config = model.config
         self.labels = [self.config.id2label[number] for number in range(self.config.num_labels)]
-        if settings.all_scores and len({*self.labels}) < len(self.labels):
-            names = ", ".join(self.labels)
-            raise InputError(f"--all_scores needs labels of different names, not {names}: change id2label")
         limit = self.tokenizer.model_max_length
         if self.config.position_biased_input or limit > LARGE_INTEGER:  # the tokenizer has no limit
             limit = min(limit, self.config.max_position_embeddings)
@@ -132,11 +127,8 @@ class TextClassifier:
         """
         lengths, batches, computed = submitted
         result = np.empty((len(lengths), len(self.labels)), np.float32)
-        with input_errors("the GPU has too little memory: lower --tokens_per_batch", torch.OutOfMemoryError):
-            for batch, values in zip(batches, computed, strict=True):
-                result[batch] = values.result()
-                if self.progress is not None:
-                    self.progress.update(len(batch))
+        for batch, values in zip(batches, computed, strict=True):
+            result[batch] = values.result()
         if not np.isfinite(result).all():
             raise InputError(f"{self.settings.model} returns scores that are not finite: try --dtype float32")
         return self.labels, result, int((lengths >= self.max_length).sum())
@@ -165,115 +157,64 @@ class TextClassifier:
 # 2. Formats
 
 
-@dataclass
-class Part:
-    """Rows of a file that are labelled together. The first part of a file has its header or schema, and no rows."""
+def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[tuple[list[str], Any]]:
+    """Yield column names and rows of each part: a table of parquet, or a list of objects, with texts in a csv file.
 
-    rows: Any  # a table; of a text file the lines as they are written, up to the new fields
-    texts: list[list[Any]]  # a list, or two for pairs
-    header: str = ""
+    The first part has no rows: with it the header or the schema is written.
 
-
-def read_parts(path: Path, settings: ScoreSettings) -> Iterator[Part]:
-    return (parquet_parts if file_kind(path) == "parquet" else text_parts)(path, settings)
+    Args:
+        columns: of parquet that are read, by default all.
+    """
+    kind = file_kind(path)
+    if kind == "parquet":
+        with input_errors(str(path), OSError, pyarrow.ArrowException):
+            # nanoseconds, the default, end in 2262; Spark writes microseconds as INT96
+            file = ParquetFile(path, coerce_int96_timestamp_unit="us")
+            yield file.schema_arrow.names, file.schema_arrow.empty_table()
+            for batch in file.iter_batches(PART_ROWS, columns=columns):
+                yield batch.schema.names, pyarrow.Table.from_batches([batch], None if columns else file.schema_arrow)
+        return
+    yield next(csv_records(path))[1] if kind in DIALECTS else [], []
+    if path.stat().st_size == 0:  # as jobs write them for a part without rows
+        return
+    rows: Iterator[Any] = ({"text": line} for line in read_lines(path)) if kind == "txt" else read_rows(path)
+    while part := list(islice(rows, PART_ROWS)):
+        yield [*dict.fromkeys(chain(*part))], part
 
 
 def count_rows(path: Path, settings: ScoreSettings) -> int:
-    """Return the number of rows, after a check of the first ones, of all in a text file. This needs no model."""
-    rows = 0
-    for part in read_parts(path, settings):
-        find_bad_rows(part, settings, path, rows)
-        rows += len(part.rows)
-        if rows and file_kind(path) == "parquet":
-            return ParquetFile(path).metadata.num_rows
-    return rows
+    """Return the number of rows, after a check of all. This needs no model."""
+    count = 0
+    for names, rows in read_parts(path, settings.columns):
+        if missing := [column for column in settings.columns if column not in names and names]:
+            raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(names)}")
+        if taken := [column for column in settings.new_columns if column in names]:
+            raise InputError(f"{path} has a column {taken[0]!r} already: add --prefix, such as --prefix predicted_")
+        read_texts(rows, settings, path, count)
+        count += len(rows)
+    return count
 
 
-def parquet_parts(path: Path, settings: ScoreSettings) -> Iterator[Part]:
-    with input_errors(str(path), OSError, pyarrow.ArrowException):
-        # nanoseconds, the default, end in 2262; Spark writes microseconds as INT96
-        file = ParquetFile(path, coerce_int96_timestamp_unit="us")
-        check_columns(file.schema_arrow.names, settings, str(path))
-        for batches in chain([[]], ([batch] for batch in file.iter_batches(PART_ROWS))):
-            table = pyarrow.Table.from_batches(batches, file.schema_arrow)
-            yield Part(table, [table.column(column).to_pylist() for column in settings.columns])
+def read_texts(rows: Any, settings: ScoreSettings, path: Path, first: int) -> tuple[list[list[str]], np.ndarray]:
+    """Return the texts of each column, and which rows lack one; that is an InputError unless such rows are skipped.
 
-
-def text_parts(path: Path, settings: ScoreSettings) -> Iterator[Part]:
-    rows = csv_rows(path, settings) if file_kind(path) in DIALECTS else json_rows(path, settings)
-    header, texts = next(rows)
-    yield Part([], [texts], header)
-    while part := list(islice(rows, PART_ROWS)):
-        columns = zip(*(texts for _, texts in part), strict=True)
-        yield Part([line for line, _ in part], [list(column) for column in columns])
-
-
-def csv_rows(path: Path, settings: ScoreSettings) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the new header, and then the rows as they are written, up to the new fields, with their texts."""
-    kind = file_kind(path)
-    records = csv_records(path)
-    _, header = next(records, (1, []))
-    check_columns(header, settings, str(path))
-    places = [header.index(column) for column in settings.columns]
-    yield csv_line([*header, *settings.new_columns], kind) + "\n", []
-    for number, fields in records:
-        if len(fields) != len(header):
-            raise InputError(f"{path}, line {number} has {len(fields)} fields, the header {len(header)}")
-        yield csv_line([*fields, ""], kind), [fields[place] for place in places]
-
-
-def json_rows(path: Path, settings: ScoreSettings) -> Iterator[tuple[str, list[Any]]]:
-    """Yield an empty header, and then lines as they are, up to the last bracket, with their texts."""
-    yield "", []
-    if path.stat().st_size == 0:  # as jobs write them for a part without rows
-        return
-    for number, line in text_lines(path):
-        if file_kind(path) == "txt":
-            line = json.dumps({settings.text_column: line.rstrip("\r\n")}, ensure_ascii=False)
-        if line := line.strip():
-            row = parse_object(line, path, number)
-            check_columns([*{*row, *settings.columns}], settings, f"{path}, line {number}")  # a row may lack a text
-            start = line[:-1].rstrip()
-            yield start if start == "{" else f"{start}, ", [row.get(column) for column in settings.columns]
-
-
-def check_columns(columns: Sequence[str], settings: ScoreSettings, place: str) -> None:
-    """Refuse rows without the columns of texts, or with columns of the new names."""
+    Args:
+        first: the number of the first of these rows in the file.
+    """
+    is_bad, texts = np.zeros(len(rows), bool), []
     for column in settings.columns:
-        if columns.count(column) != 1:
-            problem = f"the column {column!r} more than once" if column in columns else f"no column {column!r}"
-            raise InputError(f"{place} has {problem}; it has {', '.join(columns)}")
-    if taken := sorted({*columns} & {*settings.new_columns}):
-        raise InputError(f"{place} has a column {taken[0]!r} already: add --prefix, such as --prefix predicted_")
-
-
-def find_bad_rows(part: Part, settings: ScoreSettings, path: Path, first: int) -> np.ndarray:
-    """Return which rows of a part have no text; one is an InputError, unless such rows are skipped."""
-    is_bad = np.zeros(len(part.rows), bool)
-    for texts in part.texts:
-        for row, text in enumerate(texts):
-            if not isinstance(text, str) or HALF_CHARACTER.search(text):
+        is_table = isinstance(rows, pyarrow.Table)
+        values = rows[column].to_pylist() if is_table else [row.get(column) for row in rows]
+        if file_kind(path) in DIALECTS:  # where an empty text is None
+            values = [value or "" for value in values]
+        for row, text in enumerate(values):
+            if not isinstance(text, str):
                 if not settings.skip_bad_rows:
                     place = f"{path}, row {first + row + 1}"
                     raise InputError(f"{place} has a bad text: {describe(text)}; --skip_bad_rows gives a null label")
-                is_bad[row], texts[row] = True, ""
-    return is_bad
-
-
-def write_rows(part: Part, labels: pyarrow.Table, target: Path, path: Path) -> None:
-    """Write the rows of a part with their labels to a path, in the format of the target."""
-    kind = file_kind(target)
-    if kind == "parquet":
-        table = part.rows
-        for name in labels.column_names:
-            table = table.append_column(name, labels[name])
-        return write_table(table, path, compression="zstd")
-    lines = [part.header]
-    for line, new in zip(part.rows, labels.to_pylist(), strict=True):
-        end = csv_line(new.values(), kind) if kind in DIALECTS else json.dumps(new, ensure_ascii=False)[1:]
-        lines.append(f"{line}{end}\n")
-    content = "".join(lines).encode()
-    path.write_bytes(gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
+                is_bad[row], values[row] = True, ""
+        texts.append(values)
+    return texts, is_bad
 
 
 # 3. Files
@@ -287,15 +228,15 @@ def label_files(files: dict[Path, Path], settings: ScoreSettings, classifier: An
     counts, waiting = Counter(rows=0, full_rows=0, bad_rows=0), deque[Callable[[], Counter[str]]]()
     for target, source in files.items():
         paths, rows = [], 0
-        for part in read_parts(source, settings):
-            paths.append(part_path(source, target, rows, len(part.rows)))
+        for names, part in read_parts(source):
+            paths.append(part_path(source, target, rows, len(part)))
             if paths[-1].exists():
-                progress.total -= len(part.rows)
+                progress.total -= len(part)
             else:
-                is_bad = find_bad_rows(part, settings, source, rows)
-                labels = partial(classifier.collect, classifier.submit(part.texts))
-                waiting.append(partial(finish_part, part, is_bad, labels, settings, target, paths[-1]))
-            rows += len(part.rows)
+                texts, is_bad = read_texts(part, settings, source, rows)
+                labels = partial(classifier.collect, classifier.submit(texts))
+                waiting.append(partial(write_part, names, part, is_bad, labels, settings, target, paths[-1]))
+            rows += len(part)
             while len(waiting) > classifier.ahead:
                 counts.update(waiting.popleft()())
                 progress.update(counts["rows"] - progress.n)
@@ -305,21 +246,34 @@ def label_files(files: dict[Path, Path], settings: ScoreSettings, classifier: An
     return counts
 
 
-def finish_part(
-    part: Part, is_bad: np.ndarray, labels: Callable, settings: ScoreSettings, target: Path, path: Path
+def write_part(
+    names: list[str], rows: Any, is_bad: np.ndarray, labels: Callable, settings: ScoreSettings, target: Path, path: Path
 ) -> Counter[str]:
-    """Write a part with its labels to a path, in the format of the target; return counts of rows."""
-    names, probabilities, full_rows = labels()
+    """Write rows with their labels to a path, in the format of the target; return counts of rows."""
+    label_names, probabilities, full_rows = labels()
     columns = [
-        pyarrow.array([names[label] for label in probabilities.argmax(1)], pyarrow.string(), mask=is_bad),
+        pyarrow.array([label_names[label] for label in probabilities.argmax(1)], pyarrow.string(), mask=is_bad),
         pyarrow.array(probabilities.max(1), mask=is_bad),
-        pyarrow.StructArray.from_arrays(list(probabilities.T.copy()), names, mask=pyarrow.array(is_bad)),
+        pyarrow.StructArray.from_arrays(list(probabilities.T.copy()), label_names, mask=pyarrow.array(is_bad)),
     ]
-    new_columns = settings.new_columns
+    kind, table = file_kind(target), pyarrow.table(columns[: len(settings.new_columns)], settings.new_columns)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as unfinished:
-        write_rows(part, pyarrow.table(columns[: len(new_columns)], new_columns), target, unfinished)
-    return Counter(rows=len(part.rows), full_rows=full_rows, bad_rows=int(is_bad.sum()))
+        if kind == "parquet":
+            for name in table.column_names:
+                rows = rows.append_column(name, table[name])
+            write_table(rows, unfinished, compression="zstd")
+        else:
+            labelled = [row | new for row, new in zip(rows, table.to_pylist(), strict=True)]
+            if kind not in DIALECTS:
+                lines = [json.dumps(row, ensure_ascii=False) for row in labelled]
+            elif rows:
+                lines = [csv_line(row.values(), kind) for row in labelled]
+            else:
+                lines = [csv_line([*names, *table.column_names], kind)]
+            content = "".join(f"{line}\n" for line in lines).encode()
+            unfinished.write_bytes(gzip.compress(content, mtime=0) if target.suffix == ".gz" else content)
+    return Counter(rows=len(rows), full_rows=full_rows, bad_rows=int(is_bad.sum()))
 
 
 def parts_folder(target: Path) -> Path:

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from hf_deberta.commands.any_checkpoint import read_fields
 from hf_deberta.gpu_check import parse_size
 from hf_deberta.scoring import ScoreSettings, TextClassifier, count_rows, label_files, parts_folder
-from hf_deberta.training.errors import InputError, input_errors, one_line
+from hf_deberta.training.errors import InputError
 from hf_deberta.training.json_files import read_json_object, write_json
 from hf_deberta.training.run_identity import weight_hashes
 from hf_deberta.training.run_lock import lock_folder
@@ -33,6 +33,7 @@ FREE_SETTINGS = ("tokens_per_batch", "device", "cores", "skip_bad_rows")  # may 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "All files are checked first. One with a mistake is left out and named at the end (exit status 1)."
     parser.add_argument("--input", required=True, nargs="+", help=f"files or 'patterns': {', '.join(FORMATS)}, or .gz")
     parser.add_argument("--output", "--output_dir", required=True, help="folder of the results")
     for field in fields(ScoreSettings):
@@ -46,14 +47,23 @@ def main(args: argparse.Namespace) -> int:
     folder = Path(args.output).resolve()
     files, settings = find_files(args.input, folder), choose_settings(args)
     with lock_folder(folder):
-        check_same_settings(folder, settings)
+        check_same_settings(folder, recorded := settings_to_record(settings))
         todo = {target: source for target, source in files.items() if not target.exists()}
         for target in files.keys() - todo.keys():
             shutil.rmtree(parts_folder(target), ignore_errors=True)  # a kill may have left them
-        rows = sum(count_rows(source, settings) for source in todo.values())
+        errors, rows = list[str](), 0
+        for target, source in [*todo.items()]:
+            try:
+                rows += count_rows(source, settings)
+            except InputError as error:
+                errors.append(str(error))
+                del todo[target]
         print(f"{len(todo):,} of {len(files):,} files to score", flush=True)
         if todo:
+            write_json(folder / SETTINGS_FILE, recorded)
             score_files(todo, rows, settings, args.address)
+    if errors:
+        raise InputError("\n".join(errors))
     return 0
 
 
@@ -62,23 +72,20 @@ def find_files(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
     files: dict[Path, Path] = {}
     for pattern in patterns:
         absolute = Path(pattern).absolute().as_posix()
-        is_file = Path(absolute).is_file()  # whose name may have brackets
-        names = [absolute] if is_file else glob.glob(absolute, recursive=True)
+        is_pattern = glob.has_magic(absolute) and not os.path.exists(absolute)  # a name may have brackets
+        names = glob.glob(absolute, recursive=True) if is_pattern else [absolute]
         sources = sorted(filter(Path.is_file, map(Path, names)))
-        if not sources and names:
-            raise InputError(f"--input {pattern} names folders, not files: add /*.parquet, or another ending")
         if not sources:
-            raise InputError(f"--input {pattern}: there is no such file; storage must be mounted as a folder")
-        has_wildcard = glob.has_magic(absolute) and not is_file
-        base = re.split(r"[^/]*[*?[]", absolute)[0] if has_wildcard else os.path.dirname(absolute)
+            raise InputError(
+                f"--input {pattern}: there is no such file; for a folder, name its files: FOLDER/*.parquet"
+            )
+        base = re.split(r"[^/]*[*?[]", absolute)[0] if is_pattern else os.path.dirname(absolute)
         for source in sources:
             target = folder / source.relative_to(base)
             if file_kind(source) not in FORMATS:
                 raise InputError(f"--input {source} is none of {', '.join(FORMATS)}")
             if file_kind(source) == "txt":  # which has no place for columns
                 target = target.with_name(re.sub(r"txt(\.gz)?$", r"jsonl\1", target.name, flags=re.IGNORECASE))
-            if target == source:
-                raise InputError(f"{source} would be overwritten: take another --output")
             if files.setdefault(target, source) != source:
                 raise InputError(f"{files[target]} and {source} would both be written to {target}: score them apart")
     return files
@@ -87,39 +94,39 @@ def find_files(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
 def choose_settings(args: argparse.Namespace) -> ScoreSettings:
     """Return the settings of the flags, with the defaults of this machine."""
     names = {field.name for field in fields(ScoreSettings)}
-    given = {name: value for name, value in vars(args).items() if name in names and value is not None}
-    device = given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
-    dtype = given.setdefault("dtype", "bfloat16" if device == "cuda" else "float32")
+    settings = {name: value for name, value in vars(args).items() if name in names and value is not None}
+    device = settings.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+    dtype = settings.setdefault("dtype", "bfloat16" if device == "cuda" else "float32")
     if (device, dtype) == ("cuda", "int8"):
         raise InputError("--dtype int8 is for CPUs: add --device cpu, or take bfloat16 or float32")
-    given.setdefault("cores", 1 if args.address else torch.get_num_threads())
-    given["model"] = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
-    return ScoreSettings(**given)
+    settings.setdefault("cores", 1 if args.address else torch.get_num_threads())
+    settings["model"] = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
+    return ScoreSettings(**settings)
 
 
-def check_same_settings(folder: Path, settings: ScoreSettings) -> None:
-    """Refuse a folder with results of another model or other settings; record the settings of this run."""
-    config = read_fields(settings.model)
-    now = {name: value for name, value in asdict(settings).items() if name not in FREE_SETTINGS}
-    now |= {name: config.get(name) for name in ("id2label", "_commit_hash")}  # the commit on the Hub
-    if hashes := weight_hashes({"model_name_or_path": settings.model}):  # the folder may have been moved
-        now |= {**hashes, "model": None}
+def settings_to_record(settings: ScoreSettings) -> dict[str, Any]:
+    """Return what the results depend on, but for the files."""
+    config, hashes = read_fields(settings.model), weight_hashes({"model_name_or_path": settings.model})
+    recorded = {name: value for name, value in asdict(settings).items() if name not in FREE_SETTINGS}
+    recorded |= {name: config.get(name) for name in ("id2label", "_commit_hash")}  # the commit on the Hub
+    return recorded | hashes | ({"model": None} if hashes else {})  # a folder may have been moved
+
+
+def check_same_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Refuse a folder with results of another model or other settings."""
     path = folder / SETTINGS_FILE
-    # without results, the run before has failed
-    has_results = any(file_kind(path) in FORMATS and path.is_file() for path in folder.rglob("*"))
-    before = read_json_object(path) if path.exists() and has_results else now
-    changed = [name for name in sorted({*now, *before}) if now.get(name) != before.get(name)]
+    before = read_json_object(path) if path.exists() else settings
+    changed = [name for name in sorted({*settings, *before}) if settings.get(name) != before.get(name)]
     if changed:
-        changes = ", ".join(f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)
+        changes = ", ".join(f"{name} {before.get(name)}, now {settings.get(name)}" for name in changed)
         raise InputError(f"{folder} holds results of other settings: {changes}; take another --output")
-    write_json(path, now)
 
 
 def score_files(files: dict[Path, Path], rows: int, settings: ScoreSettings, address: str | None) -> None:
     """Write each target from its source, with so many rows in all, and print a summary."""
     seconds = 0.2 if sys.stderr.isatty() else 30  # between lines
     with tqdm(total=rows, unit=" rows", mininterval=seconds, miniters=1, leave=False) as progress:
-        classifier: Any = RayClassifier(settings, address) if address else TextClassifier(settings, progress)
+        classifier: Any = RayClassifier(settings, address) if address else TextClassifier(settings)
         try:
             classifier.collect(classifier.submit([[]]))  # waits for the model, whose time does not count
             progress.unpause()
@@ -139,34 +146,28 @@ class RayClassifier:
     """Labels texts in processes of Ray, which keep the model. Two share a GPU: one tokenizes, the other computes."""
 
     def __init__(self, settings: ScoreSettings, address: str):
-        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")  # by default 30, too few on a busy machine
         try:
             import ray
         except ImportError as error:
             raise InputError("--address needs Ray: pip install '.[score]'") from error
-        with input_errors(f"Ray did not start (--address {address})", Exception):  # it has no class of its own for that
-            ray.init(address, logging_level="error", log_to_driver=False)
-        self.ray, self.settings, has = ray, settings, ray.cluster_resources()
-        on_gpus = settings.device == "cuda"
-        workers = int(2 * has.get("GPU", 0) if on_gpus else has.get("CPU", 0) // settings.cores)
+        ray.init(address, logging_level="error", log_to_driver=False)
+        resource, share = ("GPU", 0.5) if settings.device == "cuda" else ("CPU", settings.cores)
+        self.ray, self.settings = ray, settings
+        workers = int(ray.cluster_resources().get(resource, 0) / share)
         if workers < 1:
-            need = "a GPU" if on_gpus else f"--cores {settings.cores}"
             self.stop()
-            raise InputError(f"Ray has {has.get('CPU', 0):g} cores and {has.get('GPU', 0):g} GPUs, not {need}")
+            raise InputError(
+                f"Ray has no {resource}, or fewer than --cores {settings.cores}: lower it, or change --device"
+            )
         self.ahead = 2 * workers
-        options = {"num_cpus": settings.cores, "num_gpus": 0.5 if on_gpus else 0, "max_calls": 0}
+        options = {"num_cpus": settings.cores, "num_gpus": share if resource == "GPU" else 0, "max_calls": 0}
         self.label_texts = ray.remote(**options)(label_texts)
 
     def submit(self, texts: Sequence[Sequence[str]]) -> Any:
         return self.label_texts.remote(self.settings, [self.ray.put(texts)])  # in a list: tasks stay alike for Ray
 
     def collect(self, submitted: Any) -> Any:
-        try:
-            return self.ray.get(submitted)
-        except self.ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except self.ray.exceptions.RayError as error:
-            raise InputError(f"workers of Ray died, perhaps for lack of memory: {one_line(error)}") from error
+        return self.ray.get(submitted)
 
     def stop(self) -> None:
         self.ray.shutdown()

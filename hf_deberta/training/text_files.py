@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain, groupby, zip_longest
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -99,10 +99,12 @@ def csv_records(file: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def csv_line(values: Iterable[Any], kind: str) -> str:
-    """Return values as a row of csv or tsv without its line end, objects as JSON."""
+    """Return values as a row of csv or tsv without its line end, objects as JSON; in tsv, tabs become spaces."""
     fields = ["" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
     if kind == "csv":
         fields = ['"' + text.replace('"', '""') + '"' if NEEDS_QUOTES.search(text) else text for text in fields]
+    else:  # which has no quotes
+        fields = [re.sub("[\t\n]+", " ", text) for text in fields]
     return DIALECTS[kind]["delimiter"].join(fields)
 
 
@@ -120,9 +122,9 @@ def _csv_rows(file: str | Path) -> Iterator[dict[str, Any]]:
         raise InputError(f"{file}: the header has the column {max(header, key=header.count)!r} more than once")
     names = [name or f"Unnamed: {number}" for number, name in enumerate(header)]  # as in pandas
     for number, fields in records:
-        if len(fields) > len(names):
+        if len(fields) != len(names):
             raise InputError(f"{file}, line {number} has {len(fields)} fields, and the header {len(names)}")
-        yield dict(zip_longest(names, (field or None for field in fields)))
+        yield dict(zip(names, (field or None for field in fields), strict=True))
 
 
 def _json_rows(file: str | Path) -> Iterator[dict[str, Any]]:

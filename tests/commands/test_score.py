@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -104,14 +103,15 @@ def test_pairs_and_long_texts(model, tmp_path, capsys):
     assert "rows fill --max_length: longer texts were cut\n" in capsys.readouterr().out
 
 
-def test_labels_of_one_name_have_no_fields_of_their_own(model, tmp_path):
+def test_a_label_with_a_tab_does_not_break_a_tsv_file(model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "renamed")
     config = json.loads((folder / "config.json").read_text())
-    config["id2label"] = dict.fromkeys(config["id2label"], "same")
+    config["id2label"] = {number: f"{name}\t{name}\n" for number, name in config["id2label"].items()}
     (folder / "config.json").write_text(json.dumps(config))
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "the"}')
-    assert "needs labels of different names" in refused(folder, path, tmp_path / "out", "--all_scores")
+    (tmp_path / "a.tsv").write_text("text\tn\nthe\t1\n")
+    run(folder, tmp_path / "a.tsv", tmp_path / "out", "--all_scores")
+    (row,) = read_rows(tmp_path / "out" / "a.tsv")
+    assert row["label"] in ("bad bad ", "fair fair ", "good good ") and "good\tgood\n" in json.loads(row["scores"])
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
@@ -150,13 +150,13 @@ def test_default_length(model, tmp_path):
         assert TextClassifier(ScoreSettings(str(tmp_path))).max_length == limit
 
 
-def test_lines_of_json_stay_as_they_are(model, tmp_path):
-    lines = ['{"text": "the old man", "n": 1.50, "x": null} ', '{ "text":"caf\u00e9 é", "deep": {"label": 1} }']
-    (tmp_path / "a.jsonl").write_text("\n\n".join([*lines, " "]), encoding="utf-8")  # blank lines are no rows
-    run(model, tmp_path / "a.jsonl", tmp_path / "out", "--all_scores")
-    first, second = (tmp_path / "out" / "a.jsonl").read_text(encoding="utf-8").splitlines()
-    assert first.startswith(lines[0][:-2] + ', "label": ') and second.startswith(lines[1][:-2] + ', "label": ')
-    assert json.loads(second)["scores"].keys() == {"bad", "fair", "good"}
+def test_rows_of_json_keep_their_fields(model, tmp_path):
+    rows = [{"text": "the old man", "n": 1.5, "x": None}, {"text": "caf\u00e9", "deep": {"label": 1}}]
+    (tmp_path / "a.jsonl").write_text("\n\n".join([*map(json.dumps, rows), " "]))  # blank lines are no rows
+    written = labelled(model, tmp_path / "a.jsonl", tmp_path / "out", "--all_scores")
+    assert [{name: row[name] for name in given} for row, given in zip(written, rows, strict=True)] == rows
+    assert [[*row][-3:] for row in written] == [["label", "score", "scores"]] * 2
+    assert written[1]["scores"].keys() == {"bad", "fair", "good"}
 
 
 def test_a_text_file_has_one_text_a_line(model, tmp_path):
@@ -202,17 +202,17 @@ def test_columns_of_parquet_keep_their_types(model, tmp_path):
 
 
 ERRORS = {
-    ("a.csv", "text,n\na,1\nb\n"): "a.csv, line 3 has 1 fields, the header 2",
+    ("a.csv", "text,n\na,1\nb\n"): "a.csv, line 3 has 1 fields, and the header 2",
     ("a.csv", "body\na\n"): "a.csv has no column 'text'; it has body",
     ("a.csv", "text,label\na,1\n"): "a.csv has a column 'label' already: add --prefix",
     ("a.csv", ""): "a.csv is empty",
-    ("a.csv", "text,n,text\na,1,b\n"): "a.csv has the column 'text' more than once",
+    ("a.csv", "text,n,text\na,1,b\n"): "a.csv: the header has the column 'text' more than once",
     ("a.parquet", "PAR1"): "a.parquet: Parquet file size is 4 bytes",
     ("a.jsonl", '{"text": "a", "label": 1}'): "a column 'label' already: add --prefix",
     ("a.jsonl", '{"text": '): "line 1, column 9: not valid JSON",
+    ("a.jsonl", '{"text": "\\ud800"}'): "half of a surrogate pair",
 }
 BAD_ROWS = {"{}": "null", '{"text": null}': "null", '{"text": 5}': "a number, 5"}
-BAD_ROWS['{"text": "\\ud800"}'] = r"text, '\\ud800'"
 for line, value in BAD_ROWS.items():
     ERRORS["a.jsonl", '{"text": "a"}\n' * 12 + line] = f"row 13 has a bad text: {value}; --skip_bad_rows"
 
@@ -225,22 +225,23 @@ def test_errors_are_found_before_the_model_is_loaded(model, file, message, tmp_p
 
 
 def test_bad_rows(model, tmp_path, capsys):
-    """Without --skip_bad_rows one stops the run; the parts before are kept."""
-    bad, other, out = tmp_path / "a.parquet", tmp_path / "b.jsonl", tmp_path / "out"
-    write_parquet(bad, [*TEXTS, None])  # only its first part is checked beforehand
-    assert "a.parquet, row 31 has a bad text: null; --skip_bad_rows" in refused(model, bad, out)
-    assert not (out / bad.name).exists()
-    assert run(model, bad, out, "--skip_bad_rows") == 0
-    assert "1 of 1 files to score\n20 rows in" in capsys.readouterr().out
-    assert pyarrow.parquet.read_table(out / bad.name)["label"].null_count == 1
+    """A file with one is left out and named, the others are scored; with --skip_bad_rows all rows are."""
+    bad, other, out = write_parquet(tmp_path / "a.parquet", [*TEXTS, None]), tmp_path / "b.jsonl", tmp_path / "out"
     other.write_text('{"text": "the"}\n' + "\n".join(BAD_ROWS))
-    rows = labelled(model, other, out, "--skip_bad_rows")
-    assert [row["label"] is None for row in rows] == [row["score"] is None for row in rows] == [False] + [True] * 4
+    write_parquet(tmp_path / "c.parquet", TEXTS)
+    message = refused(model, tmp_path / "*.*", out)
+    assert re.search("a.parquet, row 31 has a bad text: null; --skip_bad_rows.*\n.*b.jsonl, row 2 has", message)
+    assert {path.name for path in out.iterdir()} == {"c.parquet", "_score.json"}
+    assert "1 of 3 files to score\n30 rows in" in capsys.readouterr().out
+    assert run(model, tmp_path / "*.*", out, "--skip_bad_rows") == 0
+    assert pyarrow.parquet.read_table(out / bad.name)["label"].null_count == 1
+    rows = read_json_lines(out / other.name)
+    assert [row["label"] is None for row in rows] == [row["score"] is None for row in rows] == [False] + [True] * 3
     assert ", 4 of them bad, with a null label" in capsys.readouterr().out
 
 
 def test_where_files_are_written(tmp_path, monkeypatch):
-    for name in ("a/x.parquet", "b/x.parquet", "b/y.jsonl", "b/z.TXT.gz", "c/a.md", "out/y.jsonl"):
+    for name in ("a/x.parquet", "b/x.parquet", "b/y.jsonl", "b/z.TXT.gz", "c/a.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
@@ -250,24 +251,22 @@ def test_where_files_are_written(tmp_path, monkeypatch):
     assert [*score.find_files(patterns, tmp_path / "out")] == [tmp_path / "out" / name for name in names]
     for patterns, message in {
         ("a/*.parquet", "b/*.parquet"): "would both be written",
-        ("s3://a/*.parquet",): "no such file; storage must be mounted",
-        ("b",): r"names folders, not files: add /\*.parquet",
+        ("s3://a/*.parquet",): "there is no such file",
+        ("b",): r"for a folder, name its files: FOLDER/\*.parquet",
         ("c/*",): "a.md is none of parquet",
-        ("out/*.jsonl",): "would be overwritten",
     }.items():
         with pytest.raises(InputError, match=message):
             score.find_files(patterns, tmp_path / "out")
 
 
 def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
-    settings = ScoreSettings(model)
-    score.check_same_settings(tmp_path, replace(settings, text_column="wrong"))  # it fails before its first result
-    score.check_same_settings(tmp_path, settings)
-    parts_folder(tmp_path / "a.parquet").mkdir()
-    (parts_folder(tmp_path / "a.parquet") / "0.parquet").touch()
-    score.check_same_settings(tmp_path, replace(settings, cores=2, tokens_per_batch=10, skip_bad_rows=True))
-    with pytest.raises(InputError, match="other settings: max_length None, now 8; take another --output"):
-        score.check_same_settings(tmp_path, replace(settings, max_length=8))
+    source = tmp_path / "a.txt"
+    source.write_text("the old man")
+    assert "has no column 'wrong'" in refused(model, source, tmp_path / "out", "--text_column", "wrong")
+    run(model, source, tmp_path / "out")
+    run(model, source, tmp_path / "out", "--cores", "2", "--tokens_per_batch", "10", "--skip_bad_rows")
+    message = refused(model, source, tmp_path / "out", "--max_length", "8")
+    assert "other settings: max_length None, now 8; take another --output" in message
 
 
 @pytest.mark.parametrize("is_changed", [False, True])

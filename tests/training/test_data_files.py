@@ -59,6 +59,7 @@ def write(tmp_path, name: str, rows: list | str | bytes) -> str:
         ("a.csv", "text;label\nx, y;1\n", "a.csv: fields of a csv file .* has ';' instead"),
         ("a.csv", "text\tlabel\nx\t1\n", "a.csv: fields of a csv file .* instead: write commas, or .* as .tsv"),
         ("a.csv", "a,b\nx,1\nz,2,3\n", "a.csv, line 3 has 3 fields, and the header 2"),
+        ("a.tsv", "a\tb\nx\t1\nz\n", "a.tsv, line 3 has 1 fields, and the header 2"),
         ("a.csv", 'a,b\nx,1\ny,"2\nz,3\n', "a.csv, line 3: .*end of data: is a quotation mark missing"),
         ("a.csv", 'a,b\n"x"y,1\n', "a.csv, line 2: .*',' expected after '\"'"),
         ("a.tsv", "a\tb\ta\nx\t1\t2\n", "a.tsv: the header has the column 'a' more than once"),
@@ -90,11 +91,11 @@ def test_files_that_are_no_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt"])
 def test_good_files(tmp_path, name):
     content = '\ufeff{"a": "ü\\\\ud800 \\ud83d\\ude00"}\r\n\r\n' if "json" in name else '\ufeffa,b\r\n"x\r\ny",1\r\n'
-    content = content.replace(",", "\t") if "tsv" in name else content
+    content = content.replace(",", "\t").replace("\r\ny", "y") if "tsv" in name else content
     path = write(tmp_path, name, content)
     zipped = write(tmp_path, f"{name}.gz", gzip.compress(content.encode()))
     rows = {
-        "a.csv": [{"a": "x\r\ny", "b": "1"}], "a.tsv": [{"a": '"x', "b": None}, {"a": 'y"', "b": "1"}],
+        "a.csv": [{"a": "x\r\ny", "b": "1"}], "a.tsv": [{"a": '"xy"', "b": "1"}],
         "a.txt": ["a,b", '"x', 'y",1'],
     }.get(name, [{"a": "ü\\ud800 😀"}])  # fmt: skip
     for file in (path, zipped):
@@ -145,7 +146,7 @@ def test_values_of_json_stay_what_they_are(tmp_path):
     ("a.csv", "a,b\rx,1\ry,2\r", [["x", "1"], ["y", "2"]]),  # as Excel for Mac may write it
     ("a.tsv", "\na\n\nx\n\n", [[None], ["x"], [None]]),  # each line is a row
     ("a.csv", "a\n\nx\n\"\"\n", [["x"], [None]]),  # csv.writer quotes an empty field
-    ("a.csv", "a,b,c\nNA,None,2024-05-06\n007,x\n", [["NA", "None", "2024-05-06"], ["007", "x", None]]),
+    ("a.csv", "a,b,c\nNA,None,2024-05-06\n007,x,\n", [["NA", "None", "2024-05-06"], ["007", "x", None]]),
 ])  # fmt: skip
 def test_fields_and_rows_of_csv(tmp_path, name, text, rows):
     assert [list(row.values()) for row in read_table(write(tmp_path, name, text))] == rows
@@ -167,6 +168,7 @@ def test_rows_are_written_as_they_are_read(tmp_path):
         file = write(tmp_path, name, "".join(f"{csv_line(row, name[2:])}\n" for row in rows))
         assert [fields for _, fields in csv_records(file)] == rows
     assert csv_line([None, {"c": [1]}], "csv") == ',"{""c"": [1]}"'
+    assert csv_line(["one\ttwo\n\tthree", {"c": "\t"}], "tsv") == 'one two three\t{"c": "\\t"}'
 
 
 def test_places_of_rows():
