@@ -1,11 +1,11 @@
 """Read what tasks need of rows: flat rows of nested ones, such as the questions of an article, values, numbers."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
 
-import numpy as np
 import pyarrow
 from datasets import Dataset, Features, Value
 
@@ -13,6 +13,7 @@ from hf_deberta.training.data_files import Source, check_rows
 from hf_deberta.training.errors import TYPE_NAMES, InputError, describe, input_errors, one_line
 
 ORIGINAL_ROW = "original row"  # a column while rows are expanded
+WHOLE, DECIMAL = re.compile("[+-]?[0-9]+"), re.compile(r"[+-]?[0-9]*\.?[0-9]+(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
 def expand_rows(
@@ -99,11 +100,12 @@ def read_as(value: Any, shape: Any, place: str = "") -> Any:
 
 
 def number_type(rows: Dataset, column: str) -> str | None:
-    """Return int64 or float64 if the fields of a column are such numbers; 0012 and 3.50 are texts."""
-    for kind, number in (("int64", np.int64), ("float64", float)):
-        with suppress(ValueError, OverflowError):  # no number, or a large one
-            if all(str(number(text)) == text for text in rows[column] if text is not None):
-                return kind
+    """Return int64 or float64 if all fields of a column of texts are such numbers; 007 and +1 are texts."""
+    texts = [text for text in rows[column] if text is not None]
+    if all(re.fullmatch("-?(0|[1-9][0-9]{0,17})", text) for text in texts):  # fits into 64 bits
+        return "int64"
+    if all(map(DECIMAL.fullmatch, texts)) and not all(map(WHOLE.fullmatch, texts)):
+        return "float64"
     return None
 
 

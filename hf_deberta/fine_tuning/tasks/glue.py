@@ -63,7 +63,6 @@ NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
 PAIRS = (SENTENCE_COLUMNS, QUESTION_COLUMNS, NLI_COLUMNS, QNLI_COLUMNS)
 IDENTIFIER = re.compile(r"id|idx|guid|.*_id", re.IGNORECASE)  # name of a column
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
-MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
 MAX_SHARE_OF_ODD_LABELS = 0.1  # of labels that are no numbers, in a column of numbers
 NAMES_SHOWN = 10  # in messages that list columns or labels
 LABEL_HINT = ": name the column of labels with --label_column_name"
@@ -181,9 +180,8 @@ def infer_task(
     >>> task.columns, task.labels, task.metric
     (('text',), ('neg', 'pos'), 'classification')
     """
-    if label_column not in rows.column_names:
-        hint = "" if columns else ", and one or two text columns, if there are several, with --text_column_names"
-        require_columns(rows, [label_column], "train", LABEL_HINT + hint + name_empty_fields(rows))
+    hint = "" if columns else ", and one or two text columns, if there are several, with --text_column_names"
+    require_columns(rows, [label_column], "train", LABEL_HINT + hint)
     texts = tuple(columns or choose_text_columns(rows, source, label_column))
     feature = rows.features[label_column]
     if _is_label_list(feature) and not regression:
@@ -191,10 +189,10 @@ def infer_task(
         _check_labels(labels, len(rows), label_column, minimum=1)
         return GlueTask("multi_label", texts, labels)
     require_label_format(rows, label_column, "train", multi_label=False)
-    require_no_missing_labels([_is_missing(value) for value in rows[label_column][:]], source, label_column)
+    require_no_missing_labels([is_empty(value) for value in rows[label_column][:]], source, label_column)
     if regression is None and _is_text(feature):
         require_names_or_numbers(rows, label_column)
-    if regression or (regression is None and _are_decimals(rows, label_column, source)):
+    if regression or (regression is None and feature.dtype.startswith("float")):
         if regression is None and all(_as_number(value).is_integer() for value in rows[label_column][:]):
             logger.warning(
                 f"The column {label_column!r} holds whole numbers written as decimals, such as "
@@ -218,26 +216,8 @@ def choose_text_columns(rows: Dataset, source: Source, label_column: str) -> tup
         raise InputError(
             f"the {source.split} rows have {len(texts)} columns of text ({listed(texts)}), of "
             f"{listed(rows.column_names)}; name the one or two to read with --text_column_names"
-            + (name_empty_fields(rows) if source.split == "train" else "")
         )
     return tuple(texts)
-
-
-def name_empty_fields(rows: Dataset) -> str:
-    """Return the end of a message about columns: in which ones labels or texts would be missing."""
-    counts = {name: sum(map(_is_missing, rows[name][:])) for name in rows.column_names}
-    words = ", ".join(f"{name} in {count:,} of {len(rows):,} rows" for name, count in counts.items() if count)
-    return words and f". Empty: {words}; --skip_bad_rows leaves out rows without text or label"
-
-
-def _are_decimals(rows: Dataset, column: str, source: Source) -> bool:
-    """True for floats, and for texts in a csv file that are numbers, some not whole: 3.50 is a text there."""
-    if not source.is_csv or not _is_text(rows.features[column]):
-        return getattr(rows.features[column], "dtype", "").startswith("float")
-    labels = rows[column][:]
-    return all(isfinite(_as_number(label)) for label in labels) and not all(
-        label.lstrip("+-").isdecimal() for label in labels
-    )
 
 
 def _is_text(feature: Any) -> bool:
@@ -257,7 +237,7 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
 def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
     """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column][:] if row]
-    if empty := [row for row, values in enumerate(rows[column][:]) if any(map(_is_missing, values or ()))]:
+    if empty := [row for row, values in enumerate(rows[column][:]) if any(map(is_empty, values or ()))]:
         text = f"an empty label in the column {column!r}: remove it; an empty list means no label"
         raise RowError(dict.fromkeys(empty, text))
     labels = [label for row in lists for label in row]
@@ -276,17 +256,12 @@ def _is_label_list(feature: Any) -> bool:
 
 
 def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int) -> None:
-    """Require enough labels to train on; warn of very many."""
+    """Require enough labels to train on."""
     if len(labels) < minimum:
         present = f"only the label {short_repr(labels[0])}" if labels else "no labels"
         raise InputError(
             f"the {rows} train rows have {present} in the column {column!r}: training needs "
             f"{'two labels' if minimum == 2 else 'a label'} or more"
-        )
-    if len(labels) > min(MANY_LABELS, max(5, rows // 2)):
-        logger.warning(
-            f"The column {column!r} has {len(labels):,} different labels in {rows:,} rows: {listed(labels)}. Check "
-            "that it is the column of labels (--label_column_name); for numbers to predict, add --do_regression."
         )
 
 
@@ -366,7 +341,7 @@ def _as_number(label: Any) -> float:
         return nan
 
 
-def _is_missing(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """True for null, NaN and blank names."""
     if isinstance(value, float):
         return isnan(value)
@@ -376,59 +351,66 @@ def _is_missing(value: Any) -> bool:
 # 4. Labels and model inputs
 
 
-def label_indices(
+class LabelReader:
+    """Reads labels, which are names or numbers, as their numbers in the order of a task.
+
+    Args:
+        labels: the names in the order of the task.
+        feature: the type of the labels. The names of a ClassLabel say what its numbers mean; other numbers are those of
+            the task, unless its names are numbers themselves.
+    """
+
+    def __init__(self, labels: Sequence[str], feature: Any) -> None:
+        self.by_name = {label: number for number, label in enumerate(labels)}
+        self.names = getattr(feature, "names", ())
+        in_any_case = {label.lower(): number for label, number in self.by_name.items()} | self.by_name
+        numbers = [in_any_case.get(name, in_any_case.get(name.lower())) for name in self.names]
+        self.names_are_known = any(number is not None for number in numbers)
+        if not self.names_are_known:
+            are_names = not self.names and any(label.lstrip("-").isdigit() for label in labels)
+            numbers = [] if are_names else [*range(len(labels))]
+        self.by_number = {str(number): of_task for number, of_task in enumerate(numbers)}  # a csv file has texts
+
+    def is_missing(self, label: Any) -> bool:
+        """Return whether a label is null, NaN, blank, or -1 where that hides it, as in GLUE."""
+        return is_empty(label) or (label == -1 and bool(self.names or "-1" not in self.by_name))
+
+    def read(self, label: Any) -> int | None:
+        """Return the number of a label; None if it is empty, or the task does not have it."""
+        lookup = self.by_name | self.by_number
+        if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):  # decimals, if one is missing
+            return lookup.get(str(label), lookup.get(str(int(label))))
+        return None if is_empty(label) else lookup.get(str(label))
+
+    def spell(self, label: Any) -> str:
+        return short_repr(self.names[label] if self.names_are_known else label)
+
+
+def read_labels(
     rows: Dataset, labels: tuple[str, ...], source: Source, column: str = "label", multi_label: bool = False
 ) -> list[list[int]]:
-    """Return the indices in `labels` of each row's labels, given as numbers or names; none if they are missing."""
+    """Return the numbers of each row's labels in the order `labels`; none if they are missing."""
     require_label_format(rows, column, source.split, multi_label)
     feature, values = rows.features[column], rows[column][:]
-    feature = getattr(feature, "feature", feature)
-    is_class_label = hasattr(feature, "names")
-    accepts_numbers = is_class_label or not any(label.lstrip("-").isdigit() for label in labels)
-    indices = {label: index for index, label in enumerate(labels)}
-    in_any_case = {label.lower(): index for label, index in indices.items()} | indices
-    names = [label if label in indices else label.lower() for label in getattr(feature, "names", ())]
-    by_name = not in_any_case.keys().isdisjoint(names)
-    numbered = enumerate(names if by_name else labels)
-    lookup = indices | ({str(number): in_any_case.get(name) for number, name in numbered} if accepts_numbers else {})
-
-    def index_of(value: Any) -> int | None:
-        # truth values, and whole numbers of which a missing one made decimals
-        is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
-        is_whole = is_whole or (accepts_numbers and isinstance(value, str) and value.isdecimal())
-        return lookup.get(str(value), lookup.get(str(int(value))) if is_whole else None)
-
-    marks_hidden = is_class_label or "-1" not in indices
-    missing = [_is_missing(value) or (value == -1 and marks_hidden) for value in values]
-    require_no_missing_labels(missing, source, column)
-    unknown: dict[int, str] = {}  # by row
-    numbers: list[list[int]] = []
-    for row, (value, no_label) in enumerate(zip(values, missing, strict=True)):
-        numbers.append([])
-        for label in [] if no_label else value if multi_label else [value]:
-            index = None if _is_missing(label) else index_of(label)
-            if index is None:
-                unknown[row] = short_repr(feature.names[label] if by_name else label)
-            else:
-                numbers[-1].append(index)
-    if unknown:
-        text = (
-            f"unknown labels in the column {column!r}: {listed(sorted(set(unknown.values())))}; known are "
-            f"{listed(labels)}"
-            + (f", or 0 to {len(labels) - 1}" if accepts_numbers and not by_name else "")
-            + (
-                "; to predict without these labels, name another --label_column_name"
-                if source.split[:4] == "test"
-                else ""
-            )
-        )
+    reader = LabelReader(labels, getattr(feature, "feature", feature))
+    is_missing = list(map(reader.is_missing, values))
+    require_no_missing_labels(is_missing, source, column)
+    lists = [
+        [] if missing else value if multi_label else [value] for value, missing in zip(values, is_missing, strict=True)
+    ]
+    numbers = [list(map(reader.read, row)) for row in lists]
+    if unknown := {row: lists[row][found.index(None)] for row, found in enumerate(numbers) if None in found}:
+        known = f"{listed(labels)}, or 0 to {len(labels) - 1}" * bool(reader.by_number and not reader.names_are_known)
+        hint = "; to predict without these labels, name another --label_column_name"
+        text = f"unknown labels in the column {column!r}: {listed(sorted(set(map(reader.spell, unknown.values()))))}; "
+        text += f"known are {known or listed(labels)}{hint * source.split.startswith('test')}"
         raise RowError(dict.fromkeys(unknown, text))
-    return numbers
+    return [[number for number in row if number is not None] for row in numbers]
 
 
 def label_numbers(rows: Dataset, labels: tuple[str, ...], source: Source, column: str = "label") -> np.ndarray:
     """Return the index in `labels` of each row's label, -1 if it is missing."""
-    return np.array([row[0] if row else -1 for row in label_indices(rows, labels, source, column)])
+    return np.array([row[0] if row else -1 for row in read_labels(rows, labels, source, column)])
 
 
 def read_targets(rows: Dataset, source: Source, task: GlueTask, column: str) -> np.ndarray | None:
@@ -444,12 +426,12 @@ def read_targets(rows: Dataset, source: Source, task: GlueTask, column: str) -> 
     require_columns(rows, [column], source.split, LABEL_HINT)
     if task.labels is None:
         require_label_format(rows, column, source.split, multi_label=False)
-        is_missing = [_is_missing(value) for value in rows[column][:]]
+        is_missing = [is_empty(value) for value in rows[column][:]]
         require_no_missing_labels(is_missing, source, column)
         return None if any(is_missing) else read_numbers(rows, column)
     if task.multi_label:
-        indices = label_indices(rows, task.labels, source, column, multi_label=True)
-        targets = np.array([[float(index in row) for index in range(len(task.labels))] for row in indices])
+        numbers = read_labels(rows, task.labels, source, column, multi_label=True)
+        targets = np.array([[float(label in row) for label in range(len(task.labels))] for row in numbers])
     else:
         targets = label_numbers(rows, task.labels, source, column)
     return None if task.multi_label and None in rows[column][:] else targets
