@@ -3,7 +3,6 @@
 import transformers
 
 from . import engines, metrics  # noqa: F401  # engines replaces functions of the model
-from .export.transformers_format import export_to_transformers
 from .in_tree.enable import disable, enable
 from .model.attention import disentangled_attention
 from .model.causal_language_model import HfDebertaForCausalLM
@@ -22,6 +21,7 @@ from .model.replaced_token_detection import HfDebertaForPreTraining, replaced_to
 from .model.slots import reference_mode
 from .serving.optimize import optimize
 from .tokenization_hf_deberta import HfDebertaTokenizer
+from .transformers_format import export_to_transformers
 
 __version__ = "0.3.0"
 

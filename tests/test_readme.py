@@ -39,7 +39,7 @@ HUB_IDS += ("mixedbread-ai/mxbai-rerank-base-v1",)
 
 def released_v1(folder: Path) -> Path:
     """Write a tiny checkpoint with the files and the fused weights of a released v1."""
-    from hf_deberta.export.transformers_format import to_v1_layout
+    from hf_deberta.transformers_format import to_v1_layout
 
     folder.mkdir()
     size = write_bpe(folder, ["Paris is the capital of France. A good, very bad store."] * 4)

@@ -21,7 +21,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from hf_deberta.export.transformers_format import check_no_adapters
 from hf_deberta.in_tree.attention_weights import attention_weights, concatenate_projections
 from hf_deberta.model.attention_sdpa import distance_tables
 from hf_deberta.model.batch_layout import BatchLayout
@@ -33,6 +32,7 @@ from hf_deberta.model.modeling_heads import (
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 from hf_deberta.model.relative_position import LONGEST_TEXT, TableWindow, position_table
+from hf_deberta.transformers_format import check_no_adapters
 
 LOWEST = torch.finfo(torch.float32).min
 

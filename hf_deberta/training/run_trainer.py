@@ -14,7 +14,6 @@ from transformers import SchedulerType, TrainerState
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.export.transformers_format import convert_folder, require_transformers_class
 from hf_deberta.training.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
@@ -34,6 +33,7 @@ from hf_deberta.training.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.training.run_identity import RunArguments, compare_with_recorded_run, record_run
 from hf_deberta.training.time_left import TimeLeftCallback
 from hf_deberta.training.uneven_batches import UnevenBatchesMixin
+from hf_deberta.transformers_format import convert_folder, require_transformers_class
 
 logger = logging.get_logger(__name__)
 

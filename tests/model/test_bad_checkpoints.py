@@ -109,7 +109,7 @@ def test_failed_export_writes_nothing(folder, tmp_path, monkeypatch):
     def raise_disk_full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("hf_deberta.export.transformers_format.save_torch_state_dict", raise_disk_full)
+    monkeypatch.setattr("hf_deberta.transformers_format.save_torch_state_dict", raise_disk_full)
     with pytest.raises(OSError, match="No space left"):
         export_to_transformers(model, tmp_path / "exported")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

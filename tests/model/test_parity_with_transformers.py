@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import hf_deberta
 from hf_deberta import export_to_transformers
-from hf_deberta.export.transformers_format import to_v1_layout
+from hf_deberta.transformers_format import to_v1_layout
 
 SMALL = {
     "vocab_size": 99,
