@@ -92,7 +92,7 @@ def test_continue_on_longer_rows(text, tmp_path, caplog):
     run_mlm(*first, *RUN, "--train_file", text, "--output_dir", tmp_path / "longer", *longer)
     config, tokenizer = (kind.from_pretrained(tmp_path / "longer") for kind in (HfDebertaConfig, AutoTokenizer))
     assert (config.max_position_embeddings, config.max_distance, tokenizer.model_max_length) == (64, 64, 100)
-    assert "in a row has 100 tokens, averaged over tokens" in caplog.text
+    assert "on average, a token has 100 tokens of its own document in its row" in caplog.text
 
 
 def test_a_new_head_is_named(tmp_path, caplog):

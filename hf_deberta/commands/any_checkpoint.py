@@ -43,9 +43,9 @@ def class_candidates(name: str, architecture: str | None = None) -> tuple[str, .
         if architecture is None:
             return HEADS_OF_OFFICIAL_FILES
         architecture = "HfDeberta" + architecture.removeprefix("Hf").removeprefix("Deberta").removeprefix("V2")
-    known = [known for known in hf_deberta.__all__ if known.startswith(("HfDebertaFor", "HfDebertaModel"))]
-    if architecture not in known:
-        raise InputError(f"there is no class {architecture}: name one with --architecture, of {', '.join(known)}")
+    classes = [name for name in hf_deberta.__all__ if name.startswith(("HfDebertaFor", "HfDebertaModel"))]
+    if architecture not in classes:
+        raise InputError(f"there is no class {architecture}: name one with --architecture, of {', '.join(classes)}")
     return (architecture,)
 
 

@@ -83,9 +83,9 @@ def describe_parameters(model: PreTrainedModel) -> dict[str, str]:
 
 def describe_backend(config: HfDebertaConfig) -> dict[str, str]:
     """The backend of this machine, and the reason."""
-    chosen = config._attn_implementation or attention_auto.AUTO
-    if chosen != attention_auto.AUTO:
-        return {chosen: "set in the configuration of the checkpoint"}
+    backend = config._attn_implementation or attention_auto.AUTO
+    if backend != attention_auto.AUTO:
+        return {backend: "set in the configuration of the checkpoint"}
     if attention_auto.FORCED_BACKEND != attention_auto.AUTO:
         return {attention_auto.FORCED_BACKEND: f"set by the environment variable {attention_auto.ENVIRONMENT_VARIABLE}"}
     if (gpu := gpu_check.current_gpu()) is None:

@@ -69,8 +69,8 @@ class ModelArguments(NewModelArguments):
         super().__post_init__()
         flags = [n for n in ("model_name_or_path", "config_preset", "config_name") if getattr(self, n) is not None]
         if len(flags) != 1:
-            given = " and ".join(f"--{flag}" for flag in flags) or "none"
-            raise InputError(f"give one of --model_name_or_path, --config_preset, --config_name, not {given}")
+            names = " and ".join(f"--{flag}" for flag in flags) or "none"
+            raise InputError(f"give one of --model_name_or_path, --config_preset, --config_name, not {names}")
         if self.perplexity_stride is not None and self.objective == "mlm":
             raise InputError("--perplexity_stride is for models that predict the next token: add --objective causal")
 

@@ -252,24 +252,24 @@ def answer_token_span(
 
 def _drop_misplaced_answers(rows: Dataset) -> Dataset:
     """Return the rows whose answer is where `answer_start` says, with a warning about the others."""
-    kept, example = [], None
+    correct, example = [], None
     for index, (context, answers) in enumerate(zip(rows["context"], rows["answers"], strict=True)):
         text, start = (answers["text"][0], answers["answer_start"][0]) if answers["text"] else ("", 0)
         actual = context[max(start, 0) :][: len(text)]
         if start >= 0 and actual == text:
-            kept.append(index)
+            correct.append(index)
         elif example is None:
             example = (
                 f"question {rows[index]['id']!r} has the answer {text!r} at {start}, where the context has {actual!r}"
             )
     rule = "it counts characters of the context from 0"
-    if not kept:
+    if not correct:
         raise InputError(f"no answer is where its answer_start says ({rule}): {example}")
     if example is None:
         return rows
-    dropped = f"{len(rows) - len(kept)} of {len(rows)} training rows"
+    dropped = f"{len(rows) - len(correct)} of {len(rows)} training rows"
     logger.warning(f"{dropped} are dropped, because their answer_start is wrong ({rule}): {example}")
-    return rows.select(kept)
+    return rows.select(correct)
 
 
 # 2. Predicted answers and their files
@@ -388,7 +388,9 @@ def rank_spans(
             characters = (span.start, span.end)
             if characters not in spans[row] or span.score > spans[row][characters].score:
                 spans[row][characters] = span
-    ranked = (sorted(found.values(), key=lambda span: span.score, reverse=True)[:n_best_size] for found in spans)
+    ranked = (
+        sorted(row_spans.values(), key=lambda span: span.score, reverse=True)[:n_best_size] for row_spans in spans
+    )
     return [(best, nulls[row]) for row, best in enumerate(ranked)]
 
 

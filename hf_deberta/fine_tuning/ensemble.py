@@ -3,7 +3,7 @@
     hf-deberta ensemble out/seed-* --output_dir out/ensemble
 
 Reads the predictions*.jsonl that the fine-tuning scripts write for test rows, for tasks with probabilities:
-classification, also with several labels, and multiple choice. Writes files of the same form, and ensemble.json.
+classification, also with multi_label labels, and multiple choice. Writes files of the same form, and ensemble.json.
 """
 
 import argparse
@@ -42,10 +42,10 @@ def main(args: argparse.Namespace) -> int:
         require_same_rows(tables, file)
         first = tables[str(args.runs[0])]
         rows, labels = first.remove_columns(PREDICTIONS), [*first.features["probabilities"]]
-        several = isinstance(first[0]["prediction"], list)
+        multi_label = isinstance(first[0]["prediction"], list)
         probabilities = {run: probabilities_of(table, labels) for run, table in tables.items()}
         probabilities["ensemble"] = np.mean([*probabilities.values()], axis=0)
-        best = {run: best_labels(values, several) for run, values in probabilities.items()}
+        best = {run: best_labels(values, multi_label) for run, values in probabilities.items()}
         targets = read_targets(rows, args.label_column_name, labels, args.labels)
         if targets is not None:
             inputs = {"references": targets}
@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
             print(file, DataFrame(metrics[file]).T.to_string(float_format="%.4f"), sep="\n")
         names = [[labels[number] for number in np.flatnonzero(row)] for row in best["ensemble"]]
         predictions = {
-            "prediction": names if several else [name for (name,) in names],
+            "prediction": names if multi_label else [name for (name,) in names],
             "probabilities": [dict(zip(labels, row, strict=True)) for row in probabilities["ensemble"].tolist()],
         }
         write_predicted_rows(args.output_dir / file.removesuffix(".jsonl"), rows, predictions)
@@ -84,9 +84,9 @@ def probabilities_of(table: Dataset, labels: Sequence[str]) -> np.ndarray:
     return np.array([[row[label] for label in labels] for row in table["probabilities"]])
 
 
-def best_labels(probabilities: np.ndarray, several: bool) -> np.ndarray:
-    """Return 1 for the best label of each row, or for all above 0.5 if it may have several; otherwise 0."""
-    if several:
+def best_labels(probabilities: np.ndarray, multi_label: bool) -> np.ndarray:
+    """Return 1 for the best label of each row, or for all above 0.5 if it may have multi_label; otherwise 0."""
+    if multi_label:
         return (probabilities > 0.5).astype(int)
     return np.eye(probabilities.shape[1], dtype=int)[probabilities.argmax(-1)]
 

@@ -144,14 +144,14 @@ class PerturbedEmbeddings:
 
     def draw_noise(self, x: torch.Tensor) -> torch.Tensor:
         """Gaussian noise in the shape of x, clamped to two standard deviations."""
-        std, inside = self.settings.sift_init_perturbation, None
+        std, pass_state = self.settings.sift_init_perturbation, None
         if self.noise_state is not None:
-            inside = random_state(self.device)
+            pass_state = random_state(self.device)
             set_random_state(self.device, self.noise_state)
         noise = torch.empty_like(x).normal_(0, std, generator=self.generator)
-        if inside is not None:
+        if pass_state is not None:
             self.noise_state = random_state(self.device)
-            set_random_state(self.device, inside)
+            set_random_state(self.device, pass_state)
         return noise.clamp_(-2 * std, 2 * std)
 
 

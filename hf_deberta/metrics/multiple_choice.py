@@ -22,12 +22,12 @@ def multiple_choice(configuration: str, predictions: Any, references: Any, ids: 
     >>> multiple_choice("race", predictions=[1, 0], references=[1, 3], ids=["middle1.txt", "high2.txt"])
     {'accuracy': 0.5, 'accuracy_middle': 1.0, 'accuracy_high': 0.0}
     """
-    predicted, labels = np.asarray(predictions), np.asarray(references)
-    scores = {"accuracy": float(accuracy_score(labels, predicted))}
+    options, labels = np.asarray(predictions), np.asarray(references)
+    scores = {"accuracy": float(accuracy_score(labels, options))}
     for level in LEVELS if configuration == "race" else ():
         in_level = np.array([row_id.startswith(level) for row_id in ids], bool)
         if in_level.any():
-            scores[f"accuracy_{level}"] = float(accuracy_score(labels[in_level], predicted[in_level]))
+            scores[f"accuracy_{level}"] = float(accuracy_score(labels[in_level], options[in_level]))
     return scores
 
 

@@ -29,14 +29,14 @@ def super_glue(configuration: str, predictions: list, references: list, pairs: S
         return record_scores(texts, {tuple(row["idx"].values()): row["answers"] for row in references})
     labels = np.asarray(references)
     if configuration == "multirc":
-        predicted = np.array([row["prediction"] for row in predictions])
-        exact_match = multirc_exact_match([row["idx"] for row in predictions], predicted == labels)
-        return {"f1_a": glue_scores(["f1"], predicted, labels)["f1"], "exact_match": exact_match}
-    predicted = np.asarray(predictions)
+        numbers = np.array([row["prediction"] for row in predictions])
+        exact_match = multirc_exact_match([row["idx"] for row in predictions], numbers == labels)
+        return {"f1_a": glue_scores(["f1"], numbers, labels)["f1"], "exact_match": exact_match}
+    numbers = np.asarray(predictions)
     if configuration == "axg":
-        return glue_scores(["accuracy"], predicted, labels) | {"gender_parity": gender_parity(pairs, predicted)}
+        return glue_scores(["accuracy"], numbers, labels) | {"gender_parity": gender_parity(pairs, numbers)}
     names = CONFIGURATIONS["super_glue"][configuration]
-    return glue_scores(names, predicted, labels, num_labels=3)  # F1 of cb is the mean over its classes
+    return glue_scores(names, numbers, labels, num_labels=3)  # F1 of cb is the mean over its classes
 
 
 def record_scores(texts: Mapping[Any, str], golds: Mapping[Any, list[str]]) -> dict[str, float]:
@@ -57,7 +57,7 @@ def multirc_exact_match(idx: Iterable[dict[str, int]], correct: Iterable[bool]) 
 
 def gender_parity(pairs: Iterable[str], predictions: Iterable[int]) -> float:
     """Return the share of pairs, which differ only in the gender of a pronoun, with the same prediction for both."""
-    same = [len(set(predicted)) == 1 for predicted in _group(pairs, predictions) if len(predicted) > 1]
+    same = [len(set(of_pair)) == 1 for of_pair in _group(pairs, predictions) if len(of_pair) > 1]
     return float(np.mean(same)) if same else 1.0
 
 

@@ -269,8 +269,8 @@ def make_rows(
             tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
         rows[split] = TokenRows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
         logger.info(
-            f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows; the part of a "
-            f"document in a row has {rows[split].mean_context_length():,.0f} tokens, averaged over tokens"
+            f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows; on average, a token has "
+            f"{rows[split].mean_context_length():,.0f} tokens of its own document in its row"
         )
     return rows
 

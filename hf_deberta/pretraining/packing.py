@@ -27,11 +27,11 @@ def packed_rows(ends: np.ndarray, length: int) -> np.ndarray:
     rows, document, offset = array("q"), 0, 0
     while document < len(ends):
         rows.extend((document, offset))
-        rest = int(sizes[document]) - offset
-        if rest > length - 2:
+        remaining = int(sizes[document]) - offset
+        if remaining > length - 2:
             offset += length - 2
             continue
-        room = length - 2 - rest
+        room = length - 2 - remaining
         first = document + 1
         document = int(np.searchsorted(after, after[first - 1] + room, side="right"))
         room -= int(after[document - 1] - after[first - 1])
@@ -117,7 +117,10 @@ class TokenRows(torch.utils.data.Dataset):
         return [piece for piece in pieces if len(piece)]
 
     def mean_context_length(self) -> float:
-        """Return the length of the piece that a token belongs to, averaged over all tokens."""
+        """Return how many tokens of its own document a token has in its row, itself, [CLS] and [SEP] among them.
+
+        This is the mean over all tokens: the longer a piece is, the more tokens have its length.
+        """
         ends = self.tokens.ends
         documents, offsets = self.rows.T
         row_starts = np.append(0, ends)[documents] + offsets

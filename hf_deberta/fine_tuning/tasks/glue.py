@@ -399,11 +399,11 @@ def read_labels(
         [] if missing else value if multi_label else [value] for value, missing in zip(values, is_missing, strict=True)
     ]
     numbers = [list(map(reader.read, row)) for row in lists]
-    if unknown := {row: lists[row][found.index(None)] for row, found in enumerate(numbers) if None in found}:
-        known = f"{listed(labels)}, or 0 to {len(labels) - 1}" * bool(reader.by_number and not reader.names_are_known)
+    if unknown := {row: lists[row][of_row.index(None)] for row, of_row in enumerate(numbers) if None in of_row}:
+        range_hint = f", or 0 to {len(labels) - 1}" * bool(reader.by_number and not reader.names_are_known)
         hint = "; to predict without these labels, name another --label_column_name"
         text = f"unknown labels in the column {column!r}: {listed(sorted(set(map(reader.spell, unknown.values()))))}; "
-        text += f"known are {known or listed(labels)}{hint * source.split.startswith('test')}"
+        text += f"known are {listed(labels)}{range_hint}{hint * source.split.startswith('test')}"
         raise RowError(dict.fromkeys(unknown, text))
     return [[number for number in row if number is not None] for row in numbers]
 

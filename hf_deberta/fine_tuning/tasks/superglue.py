@@ -308,11 +308,11 @@ def find_span(text: str, span: str, word: int) -> tuple[int, int]:
 def metric_inputs(name: str, rows: Dataset, numbers: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
     """Return the inputs of hf_deberta/metrics/super_glue.py for label numbers; rows without a label are left out."""
     labelled = np.flatnonzero(numbers >= 0)
-    rows, labels, predicted = rows.select(labelled), numbers[labelled], predictions[labelled].tolist()
+    rows, labels, best = rows.select(labelled), numbers[labelled], predictions[labelled].tolist()
     if name == "multirc":
-        predicted = [{"idx": idx, "prediction": number} for idx, number in zip(rows["idx"], predicted, strict=True)]
+        best = [{"idx": idx, "prediction": number} for idx, number in zip(rows["idx"], best, strict=True)]
     pairs = {"pairs": _gender_pairs(rows)} if name == "axg" else {}
-    return {"predictions": predicted, "references": labels.tolist(), **pairs}
+    return {"predictions": best, "references": labels.tolist(), **pairs}
 
 
 def _gender_pairs(rows: Dataset) -> list[str]:
