@@ -42,7 +42,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class FineTuningArguments(RunArguments):
-    """`RunArguments` that evaluate after each epoch and keep the best model."""
+    """Training, with an evaluation after each epoch, and the best model in the end."""
 
     fixed_flags: ClassVar = (*RunArguments.fixed_flags, "label_names", "remove_unused_columns")
 

@@ -36,7 +36,7 @@ LOSS_SCALE = 2.0**10  # float16 cannot hold the gradients of the perturbation; a
 
 @dataclass
 class SiftArguments:
-    """Flags of SiFT, for `HfArgumentParser`."""
+    """Scale-invariant fine-tuning (SiFT)."""
 
     sift: bool = flag(False, "Scale-invariant fine-tuning: a more robust model for three forward passes per step.")
     sift_lambda: float = flag(5.0, "Weight of the adversarial loss (default: 5; 3 for v3-xsmall on MNLI).")

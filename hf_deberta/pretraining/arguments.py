@@ -142,7 +142,7 @@ class MaskingArguments:
 
 @dataclass
 class PretrainingArguments(RunArguments):
-    """`RunArguments` with defaults for small runs."""
+    """Training, with defaults for small runs."""
 
     learning_rate: float = 2e-4
     warmup_steps: float = 0.05

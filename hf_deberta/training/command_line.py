@@ -19,41 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import yaml
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.json_files import read_json_object
 
-# Titles of the groups in --help, by dataclass; that of an unlisted dataclass is its name without Arguments.
-RECIPE, DOWNLOAD, TRAINER = LAST_GROUPS = ("Recipe", "Download", "Transformers' Trainer")
-GROUP_TITLES = {
-    "ModelArguments": "Start from a checkpoint",
-    "NewModelArguments": "Start from scratch",
-    "PairArguments": "Generator and discriminator",
-    "GlueArguments": "GLUE",
-    "SquadArguments": "SQuAD",
-    "ChoiceArguments": "Multiple choice",
-    "NerArguments": "Named entities",
-    "SuperGlueArguments": "SuperGLUE",
-    "MaskingArguments": "Objective and masking",
-    "SiftArguments": "SiFT",
-    "RunArguments": "Training",
-    "FineTuningArguments": "Training",
-    "PretrainingArguments": "Training",
-    "TrainingArguments": TRAINER,
-}
-# Flags in another group than the rest of their dataclass.
-GROUP_OF_FLAG = {
-    "recipe": RECIPE,
-    "demo": "Demonstration",
-    "objective": "Objective and masking",
-    "discriminator_name_or_path": "Start from a checkpoint",
-    "generator_name_or_path": "Start from a checkpoint",
-    "train_tokenizer": "Start from scratch",
-    "tokenizer_type": "Start from scratch",
-    **dict.fromkeys(("cache_dir", "model_revision", "token", "trust_remote_code"), DOWNLOAD),
-}
+RECIPE, TRAINER = LAST_GROUPS = ("Recipe", "Transformers' Trainer")  # titles in --help
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
@@ -70,7 +42,7 @@ def free_flag(default: Any, help: str) -> Any:
 class ScriptParser(HfArgumentParser):
     """HfArgumentParser whose --help shows a description and our flags by group; --help-all shows Trainer's too.
 
-    A group holds the flags of one dataclass, see `GROUP_TITLES`.
+    A group holds the flags of one dataclass; its title is the first line of the docstring.
 
     Args:
         set_by_recipe: flags whose default comes from the recipe; they are shown in a group of their own.
@@ -98,8 +70,9 @@ class ScriptParser(HfArgumentParser):
             action.help = field.metadata.get("help", "")
             if action.dest in set_by_recipe:
                 action.help += " (default: set by the recipe)"
-            title = RECIPE if action.dest in set_by_recipe else GROUP_OF_FLAG.get(action.dest)
-            title = title or GROUP_TITLES.get(owner.__name__, owner.__name__.removesuffix("Arguments"))
+            title = TRAINER if owner is TrainingArguments else cleandoc(owner.__doc__ or "").partition(".")[0]
+            if action.dest in ("recipe", *set_by_recipe):
+                title = RECIPE
             groups.setdefault(title, []).append(action)
         groups.get(RECIPE, []).sort(key=lambda action: action.dest != "recipe")  # --recipe first
         self._action_groups.clear()

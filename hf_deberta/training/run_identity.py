@@ -58,7 +58,10 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` that carry the flags which identify the run, with the optimizer's settings of the papers."""
+    """The run.
+
+    `TrainingArguments` that carry the flags which identify the run, with the optimizer's settings of the papers.
+    """
 
     logging_nan_inf_filter: bool = False
     restore_callback_states_from_checkpoint: bool = True  # the patience of early stopping

@@ -17,6 +17,8 @@ SCRIPTS = ("glue", "squad", "race", "ner", "superglue", "mlm", "rtd")
 
 @dataclass
 class BaseArguments:
+    """A path and more. Others too."""
+
     path: str | None = field(default=None, metadata={"help": "A path."})
     rate: float = field(default=5e-5, metadata={"help": "A rate."})
     save: bool = field(default=True, metadata={"help": "Save it."})
@@ -24,6 +26,8 @@ class BaseArguments:
 
 @dataclass
 class MyTaskArguments(BaseArguments):
+    """My task."""
+
     rate: float = 1e-3
     quick: bool = field(default=False, metadata={"help": "Be quick."})
     names: list[str] | None = field(default=None, metadata={"help": "Some names."})
@@ -84,7 +88,7 @@ def test_help_has_a_group_for_each_dataclass_and_the_default_in_use():
     parser = ScriptParser((MyTaskArguments,), set_by_recipe=("path",))
     text = parser.format_help()
     groups = re.split(r"^(\S.*):$", text, flags=re.MULTILINE)[1:]
-    assert groups[::2] == ["Base", "MyTask", "Recipe"]
+    assert groups[::2] == ["A path and more", "My task", "Recipe"]
     base, task, recipe = groups[1::2]
     assert "A rate. (default: 0.001)" in base  # the default of the subclass, the help of its base
     assert "--save BOOL" in base and "(default: True)" in base and "no_save" not in text
@@ -107,7 +111,7 @@ def test_help_of_the_scripts(name, monkeypatch, capsys):
     own, all_flags = (re.findall(r"^  (--\w+)", part, flags=re.MULTILINE) for part in (short, text))
     assert f"--help-all shows {len(all_flags) - len(own)} more flags" in short and len(short.splitlines()) < 160
     assert text.startswith(short[: short.index("\n--help-all shows")].rstrip())
-    assert text.index(f"hf-deberta {name} --") < text.index("\nStart from a checkpoint:")
+    assert text.index(f"hf-deberta {name} --") < text.index(":\n  --")
     flags = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
     assert len(flags) == len(set(flags)) > 130
     trainer = text.index("\nTransformers' Trainer:")
