@@ -410,20 +410,16 @@ def _add_context(lengths: Sequence[int], part: tuple[int, int], lower: int, uppe
     """Return `part`, extended within [lower, upper) by words from both sides in turn while they fit."""
     start, end = part
     room = limit - sum(lengths[start:end])
-    left, right = start > lower, end < upper
+    left = right = True
     while left or right:
+        left = left and start > lower and lengths[start - 1] <= room
         if left:
-            left = lengths[start - 1] <= room
-            if left:
-                start -= 1
-                room -= lengths[start]
-                left = start > lower
+            start -= 1
+            room -= lengths[start]
+        right = right and end < upper and lengths[end] <= room
         if right:
-            right = lengths[end] <= room
-            if right:
-                room -= lengths[end]
-                end += 1
-                right = end < upper
+            room -= lengths[end]
+            end += 1
     return start, end
 
 
