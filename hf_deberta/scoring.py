@@ -54,7 +54,9 @@ class ScoreSettings:
     text_pair_column: str | None = flag(None, "the second text of a pair")
     all_scores: bool = flag(False, "add a column scores, with the score of each label", action="store_true")
     prefix: str = flag("", "of the new columns' names, such as predicted_")
-    skip_bad_rows: bool = flag(False, "give rows without text a null label; else stop", action="store_true")
+    skip_bad_rows: bool = flag(
+        False, "give rows without text a null label; else leave out their file", action="store_true"
+    )
     max_length: int | None = flag(None, "tokens; longer texts are cut (default: of the model)")
     tokens_per_batch: int | None = flag(None, "(default: 32768 on a GPU, 4096 on CPUs)")
     device: str = flag("cpu", "(default: cuda if there is a GPU)", choices=("cpu", "cuda"))
@@ -157,7 +159,9 @@ class TextClassifier:
 # 2. Formats
 
 
-def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[tuple[list[str], Any]]:
+def read_parts(
+    path: Path, settings: ScoreSettings, columns: list[str] | None = None
+) -> Iterator[tuple[list[str], Any]]:
     """Yield column names and rows of each part: a table of parquet, or a list of objects, with texts in a csv file.
 
     The first part has no rows: with it the header or the schema is written.
@@ -177,7 +181,8 @@ def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[tuple[l
     yield next(csv_records(path))[1] if kind in DIALECTS else [], []
     if path.stat().st_size == 0:  # as jobs write them for a part without rows
         return
-    rows: Iterator[Any] = ({"text": line} for line in read_lines(path)) if kind == "txt" else read_rows(path)
+    is_text, column = kind == "txt", settings.text_column
+    rows: Iterator[Any] = ({column: line} for line in read_lines(path)) if is_text else read_rows(path)
     while part := list(islice(rows, PART_ROWS)):
         yield [*dict.fromkeys(chain(*part))], part
 
@@ -185,7 +190,7 @@ def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[tuple[l
 def count_rows(path: Path, settings: ScoreSettings) -> int:
     """Return the number of rows, after a check of all. This needs no model."""
     count = 0
-    for names, rows in read_parts(path, settings.columns):
+    for names, rows in read_parts(path, settings, settings.columns):
         if missing := [column for column in settings.columns if column not in names and names]:
             raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(names)}")
         if taken := [column for column in settings.new_columns if column in names]:
@@ -228,7 +233,7 @@ def label_files(files: dict[Path, Path], settings: ScoreSettings, classifier: An
     counts, waiting = Counter(rows=0, full_rows=0, bad_rows=0), deque[Callable[[], Counter[str]]]()
     for target, source in files.items():
         paths, rows = [], 0
-        for names, part in read_parts(source):
+        for names, part in read_parts(source, settings):
             paths.append(part_path(source, target, rows, len(part)))
             if paths[-1].exists():
                 progress.total -= len(part)

@@ -141,10 +141,7 @@ def describe_output(folder: Path, script: str) -> str:
         command = f"{start} --train_file ROWS.csv --output_dir CLASSIFIER"
     elif expression:
         command = f"python -c '{'; '.join([*imports, f'print({expression})'])}'"
-    elif has_model:
-        command = f"{script} --model_name_or_path {folder} --do_predict --test_file ROWS.jsonl --output_dir PREDICTIONS"
-    elif predictions:
-        command = f"python -c 'import pandas; print(pandas.read_csv(\"{folder / predictions[0]}\"))'"
     else:
-        command = f"python -m json.tool {folder / 'all_results.json'}"
-    return f"{folder}: {', '.join(written)}. Try: {command}" if written else ""
+        command = f"{script} --model_name_or_path {folder} --do_predict --test_file ROWS.jsonl --output_dir PREDICTIONS"
+    has_command = bool(models) or has_model
+    return f"{folder}: {', '.join(written)}." * bool(written) + f" Try: {command}" * has_command

@@ -260,8 +260,8 @@ def test_where_files_are_written(tmp_path, monkeypatch):
 
 
 def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
-    source = tmp_path / "a.txt"
-    source.write_text("the old man")
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "the old man"}')
     assert "has no column 'wrong'" in refused(model, source, tmp_path / "out", "--text_column", "wrong")
     run(model, source, tmp_path / "out")
     run(model, source, tmp_path / "out", "--cores", "2", "--tokens_per_batch", "10", "--skip_bad_rows")
