@@ -51,22 +51,24 @@ def read_rows(task: Task) -> None:
     """Read the rows of a task, and set what depends on them: actions, and the best model's metric."""
     splits, task.sources = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
     task.args.choose_actions([*splits, *task.more_splits])
+    mistakes: list[str] = []
     while True:
         try:
             task.rows = task.read(splits)
             break
         except RowError as error:
             leave_out_bad_rows(task, splits, error)
+            mistakes.append(str(error))
+    if mistakes and not task.data_args.skip_bad_rows:
+        raise InputError(f"{'; '.join(mistakes)}; --skip_bad_rows leaves out such rows")
     task.args.set_best_metric(task.metric_names)
 
 
 def leave_out_bad_rows(task: Task, splits: dict[str, Dataset], error: RowError) -> None:
-    """Leave out the bad rows of a split; an InputError if --skip_bad_rows is not given, or not for these rows."""
+    """Leave out the bad rows of a split; an InputError if it is a test split, or no row would be left."""
     source, skips = error.source, task.data_args.skip_bad_rows
     if source is None or source.split.startswith("test"):
         raise InputError(f"{error}; --skip_bad_rows is for training and validation rows") if skips else error
-    if not skips:
-        raise InputError(f"{error}; --skip_bad_rows leaves out such rows") from error
     rows, numbers = splits[source.split], task.sources[source.split].numbers
     bad = {source.numbers[row] for row in error.problems}
     kept = [row for row in range(len(rows)) if numbers[row] not in bad]
@@ -74,7 +76,8 @@ def leave_out_bad_rows(task: Task, splits: dict[str, Dataset], error: RowError) 
         raise InputError(f"{error}; no row of {len(rows):,} would be left") from error
     splits[source.split] = rows.select(kept)
     task.sources[source.split] = replace(source, numbers=[numbers[row] for row in kept])
-    logger.warning(f"{len(bad):,} of {len(rows):,} {source.split} rows are left out: {error}")
+    if skips:
+        logger.warning(f"{len(bad):,} of {len(rows):,} {source.split} rows are left out: {error}")
 
 
 def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict[str, float]:

@@ -77,9 +77,13 @@ def test_bad_rows_of_each_task(tmp_path, caplog, case):
 
 
 def test_several_mistakes(tmp_path, caplog):
-    """Each kind is counted; rows keep their numbers in the file."""
+    """One message has those of all splits. Each kind is counted; rows keep their numbers in the file."""
     write(tmp_path, "train.jsonl", REVIEWS)
     write(tmp_path, "validation.jsonl", REVIEWS, {1: {"label": None}, 3: {"label": "?"}, 4: {"text": " "}})
+    write(tmp_path, "train.jsonl", REVIEWS, {2: {"label": None}})
+    with pytest.raises(InputError, match="train.jsonl, row 2: no label .*validation.jsonl, row 1: no .*row 3: unknown"):
+        read(tmp_path, Classification, skip_bad_rows=False)
+    write(tmp_path, "train.jsonl", REVIEWS)
     task = read(tmp_path, Classification)
     assert task.rows["validation"]["text"][:] == [REVIEWS[number]["text"] for number in (1, 4, 5)]
     for left, number, problem in (6, 4, "no text in"), (5, 1, "no label in"), (4, 3, "unknown labels in"):

@@ -364,12 +364,13 @@ class LabelReader:
         self.by_name = {label: number for number, label in enumerate(labels)}
         self.names = getattr(feature, "names", ())
         in_any_case = {label.lower(): number for label, number in self.by_name.items()} | self.by_name
-        numbers = [in_any_case.get(name, in_any_case.get(name.lower())) for name in self.names]
+        numbers: Sequence[int | None] = [in_any_case.get(name, in_any_case.get(name.lower())) for name in self.names]
         self.names_are_known = any(number is not None for number in numbers)
         if not self.names_are_known:
             are_names = not self.names and any(label.lstrip("-").isdigit() for label in labels)
-            numbers = [] if are_names else [*range(len(labels))]
-        self.by_number = {str(number): of_task for number, of_task in enumerate(numbers)}  # a csv file has texts
+            numbers = range(0 if are_names else len(labels))
+        self.by_number = {str(number): of_task for number, of_task in enumerate(numbers)}
+        self.by_text = {**self.by_name, **self.by_number}  # as a csv file has them
 
     def is_missing(self, label: Any) -> bool:
         """Return whether a label is null, NaN, blank, or -1 where that hides it, as in GLUE."""
@@ -377,10 +378,9 @@ class LabelReader:
 
     def read(self, label: Any) -> int | None:
         """Return the number of a label; None if it is empty, or the task does not have it."""
-        lookup = self.by_name | self.by_number
         if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):  # decimals, if one is missing
-            return lookup.get(str(label), lookup.get(str(int(label))))
-        return None if is_empty(label) else lookup.get(str(label))
+            return self.by_text.get(str(label), self.by_text.get(str(int(label))))
+        return None if is_empty(label) else self.by_text.get(str(label))
 
     def spell(self, label: Any) -> str:
         return short_repr(self.names[label] if self.names_are_known else label)
