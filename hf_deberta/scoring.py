@@ -32,6 +32,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, describe, input_errors
 from hf_deberta.training.json_files import atomic_write
 from hf_deberta.training.text_files import DIALECTS, csv_line, csv_records, file_kind, read_lines, read_rows
@@ -40,14 +41,9 @@ PART_ROWS = 1000
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 32768}
 
 
-def flag(default: Any, help: str, **options: Any) -> Any:
-    """Return a field that is a flag, with options of argparse."""
-    return field(default=default, metadata={"help": help, **options})
-
-
 @dataclass(frozen=True)
 class ScoreSettings:
-    """What to label and how: the flags of `hf-deberta score` for the model and the columns."""
+    """What to label and how: the flags of `hf-deberta score` for the model and the columns, with argparse's options."""
 
     model: str = field(metadata={"required": True, "help": "a sequence classifier: a folder, or a name on the Hub"})
     text_column: str = flag("text", "(default: text)")
