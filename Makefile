@@ -31,7 +31,7 @@ $(READY): $(DEMO_READY)
 	touch $@
 
 demo: $(DEMO_READY) ## pretrain a tiny model with and without the enhanced mask decoder
-	$(RUN) demo.py
+	$(RUN) -m hf_deberta demo
 
 notebooks: $(READY) ## execute the notebooks in place and keep their outputs (offline)
 	$(RUN) tests/execute_notebooks.py

@@ -1,17 +1,22 @@
-"""`demo.py` from end to end with a few steps, and its messages for flags that it cannot use."""
+"""`hf-deberta demo` from end to end with a few steps, and its messages for flags that it cannot use."""
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
-from fine_tuning_models import run_script
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta.commands import demo
+from hf_deberta_command import main
 
 
 def run_demo(*arguments: object) -> None:
-    run_script("demo.py", *arguments)
+    before = sys.argv
+    try:
+        main(["demo", *map(str, arguments)])
+    finally:
+        sys.argv = before
 
 
 def check_output(folder: Path) -> None:

@@ -26,8 +26,8 @@ def test_scripts_are_commands(name, capsys, monkeypatch):
     """The command and run_NAME.py are one function."""
     module = import_command(name)
     assert module.main.__module__ == module.__name__
-    script = ROOT / ("demo.py" if name == "demo" else f"run_{name}.py")
-    assert f'import_command("{name}").main()' in script.read_text()
+    if name != "demo":
+        assert f'import_command("{name}").main()' in (ROOT / f"run_{name}.py").read_text()
     monkeypatch.setattr(sys, "argv", ["hf-deberta", name, "--help"])
     with pytest.raises(SystemExit) as stopped:
         main()
@@ -67,12 +67,18 @@ def test_help_version_and_mistakes_need_no_import():
         assert expected in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
 
 
-@pytest.mark.parametrize(("script", "extra"), [("run_glue.py", "train"), ("demo.py", "demo")])
-def test_a_script_without_an_installation_names_the_line_of_pip(script, extra):
-    command = [sys.executable, "-S", script, "--demo"]
+COMMAND = "import hf_deberta_command as command, sys; sys.argv[0] = 'hf-deberta'; command.main()"
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "extra"),
+    [("run_glue.py", ["run_glue.py"], "train"), ("hf-deberta", ["-c", COMMAND, "demo"], "demo")],
+)
+def test_a_script_without_its_packages_names_the_line_of_pip(program, words, extra):
+    command = [sys.executable, "-S", *words, "--demo"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 1 and ran.stderr.count("\n") == 1
-    assert ran.stderr.startswith(f"{script}: ") and "torch, transformers, datasets" in ran.stderr
+    assert ran.stderr.startswith(program) and "torch, transformers, datasets" in ran.stderr
     assert f"pip install -e '.[{extra}]'" in ran.stderr
 
 
