@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 
-from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.json_files import read_json_object, write_json
 
 MANIFEST = "manifest.json"
 BLOCK = 2**20  # bytes read at once
@@ -54,7 +55,7 @@ def find_damaged_files(folder: Path) -> list[str]:
     try:
         entries = read_json_object(folder / MANIFEST)["files"].items()
         differences = {name: find_difference(folder / name, entry["size"], entry["crc32"]) for name, entry in entries}
-    except (DamagedFileError, KeyError, TypeError, AttributeError):
+    except (InputError, KeyError, TypeError, AttributeError):
         return [f"{MANIFEST} is damaged"]
     return [f"{name} {difference}" for name, difference in differences.items() if difference]
 

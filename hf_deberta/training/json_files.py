@@ -15,20 +15,16 @@ from typing import Any
 from hf_deberta.training.errors import InputError
 
 
-class DamagedFileError(InputError):
-    """A file that cannot be read or does not hold what it should. The message names the file and the reason."""
-
-
 def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raise a DamagedFileError if the file cannot be read or holds something else."""
+    """Read a JSON object; raise an InputError if the file cannot be read or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read ({error.strerror})") from error
+        raise InputError(f"{path} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path} is damaged: it is not valid JSON ({error})") from error
+        raise InputError(f"{path} is damaged: it is not valid JSON ({error})") from error
     if not isinstance(content, dict):
-        raise DamagedFileError(f"{path} is damaged: it is not a JSON object")
+        raise InputError(f"{path} is damaged: it is not a JSON object")
     return content
 
 

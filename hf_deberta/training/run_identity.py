@@ -28,7 +28,7 @@ from transformers.utils import logging
 from hf_deberta.training.checkpoints import ARCHIVE, archive_checkpoints, checkpoints_by_step, resume_choice
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
+from hf_deberta.training.json_files import read_json_object, write_json
 
 STARTING_CHECKPOINTS = (
     "model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path",
@@ -193,7 +193,7 @@ def compare_with_recorded_run(
         return None
     try:
         before = read_json_object(path)
-    except DamagedFileError as error:
+    except InputError as error:
         raise InputError(f"{error}; restore it, or start over with --resume_from_checkpoint false") from error
     changed = {
         name: f"{name} {before[name]}, now {value}"

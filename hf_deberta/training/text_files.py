@@ -133,7 +133,7 @@ def _json_rows(file: str | Path) -> Iterator[dict[str, Any]]:
     text = first[1].strip()
     if text[0] != "[" if file_kind(file) == "jsonl" else text[0] + text[-1] == "{}":
         for number, line in chain([first], lines):
-            yield parse_object(line.rstrip(), file, number)
+            yield require_object(parse_json(line.rstrip(), file, number), f"{file}, line {number}")
         return
     yield from json_objects(read_json(file), file)
 
@@ -169,11 +169,6 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in fields]
         raise ValueError(f"an object has {max(names, key=names.count)!r} more than once")
     return row
-
-
-def parse_object(line: str, file: str | Path, number: int) -> dict[str, Any]:
-    """Return the object of a line of JSON, see `parse_json`."""
-    return require_object(parse_json(line, file, number), f"{file}, line {number}")
 
 
 def require_object(row: Any, place: str) -> dict[str, Any]:

@@ -4,19 +4,20 @@ import errno
 
 import pytest
 
-from hf_deberta.training.json_files import DamagedFileError, atomic_write, read_json_object, write_json
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.json_files import atomic_write, read_json_object, write_json
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"a": 1', b"\xff\xfe", b"[" * 100_000, b"\0" * 9])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(DamagedFileError, match="run.json is damaged: it is "):
+    with pytest.raises(InputError, match="run.json is damaged: it is "):
         read_json_object(tmp_path / "run.json")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "run.json"):
-        with pytest.raises(DamagedFileError, match=f"{path} cannot be read"):
+        with pytest.raises(InputError, match=f"{path} cannot be read"):
             read_json_object(path)
 
 
