@@ -24,7 +24,6 @@ that, the position can be estimated from the share of attention that [CLS] gets,
 import argparse
 import random
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pandas import DataFrame
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -205,10 +205,7 @@ def fill_masks(model: Any, tokenizer: Any) -> list[list[str]]:
 
 
 def print_table(rows: list[list[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  " + "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print()
+    print(DataFrame(rows).to_string(index=False, header=False), end="\n\n")
 
 
 def print_accuracy(results: dict[str, Any]) -> None:
@@ -278,7 +275,6 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    started = time.monotonic()
     logging.disable_progress_bar()  # of loading and saving
     torch.set_num_threads(max(1, min(4, torch.get_num_threads() // 2)))  # the models are too small for more
     sentences = made_up_sentences(args.seed)
@@ -312,4 +308,3 @@ def run(args: argparse.Namespace) -> None:
     tokenizer.save_pretrained(folder)
     print(f"Loss curves: {picture}")
     print(f"The model with EMD, for AutoModelForMaskedLM and AutoTokenizer: {folder}")
-    print(f"This took {time.monotonic() - started:.0f} seconds.")
