@@ -24,8 +24,8 @@ from timing import record
 from tqdm import tqdm
 
 import hf_deberta
+from hf_deberta.commands.score import ScoreSettings, TextClassifier, label_files
 from hf_deberta.gpu_check import time_interleaved
-from hf_deberta.scoring import ScoreSettings, TextClassifier, label_files
 
 WORDS = ["the", "man", "is", "on", "a", "dog", "and", "in", "of", "to", "not", "with"]
 LENGTHS = (12, 300)  # smallest and largest

@@ -22,12 +22,11 @@ MAY_IMPORT = {
     "transformers_format": {"hf_deberta", "model"},
     "gpu_check": {"engines", "model"},
     "question_answering": {"fine_tuning", "training"},
-    "scoring": {"engines", "model", "training", "serving", "tokenization_hf_deberta"},
     "visualize": {"hf_deberta", "engines", "model", "training"},
     "__main__": set(),
     "commands": {
         *("hf_deberta", "gpu_check", "visualize", "engines", "model", "training", "pretraining", "demos"),
-        *("scoring", "tokenization_hf_deberta"),
+        *("serving", "tokenization_hf_deberta"),
     },
     "export": {"hf_deberta", "engines", "in_tree", "model", "transformers_format"},
     "in_tree": {"engines", "model", "tokenization_hf_deberta"},

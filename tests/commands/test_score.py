@@ -25,8 +25,8 @@ from transformers import pipeline, set_seed
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaModel, HfDebertaTokenizer
 from hf_deberta.__main__ import main
 from hf_deberta.commands import score
+from hf_deberta.commands.score import ScoreSettings, TextClassifier, parts_folder
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.scoring import ScoreSettings, TextClassifier, parts_folder
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.text_files import read_rows
 
@@ -50,7 +50,7 @@ def model(tmp_path_factory) -> str:
 def small_parts(monkeypatch) -> Iterator[None]:
     """Parts of 11 rows; and other tests get back the cores of their threads."""
     cores = torch.get_num_threads()
-    monkeypatch.setattr("hf_deberta.scoring.PART_ROWS", 11)
+    monkeypatch.setattr("hf_deberta.commands.score.PART_ROWS", 11)
     yield
     torch.set_num_threads(cores)
 
@@ -293,7 +293,7 @@ def test_a_run_continues_behind_its_last_part(model, is_changed, tmp_path, monke
 @pytest.mark.slow
 def test_no_row_is_lost_when_a_worker_is_killed(model, tmp_path, monkeypatch):
     pytest.importorskip("ray")
-    monkeypatch.setattr("hf_deberta.scoring.PART_ROWS", 1000)
+    monkeypatch.setattr("hf_deberta.commands.score.PART_ROWS", 1000)
     source = write_parquet(tmp_path / "a.parquet", TEXTS * 200)
     run(model, source, tmp_path / "here")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # else other tests of this machine go first

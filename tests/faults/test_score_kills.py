@@ -23,8 +23,8 @@ from hf_deberta.training.text_files import csv_line
 ROOT = Path(__file__).parents[2]
 ROWS = [{"text": row["sentence"], "n": str(number)} for number, row in enumerate(sentiment_rows(30, seed=0))]
 SCRIPT = """
-import sys, hf_deberta.scoring, hf_deberta.__main__
-hf_deberta.scoring.PART_ROWS = 3
+import sys, hf_deberta.commands.score, hf_deberta.__main__
+hf_deberta.commands.score.PART_ROWS = 3
 sys.exit(hf_deberta.__main__.main(["score", *sys.argv[1:]]))
 """
 
