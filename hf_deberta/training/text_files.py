@@ -15,7 +15,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -122,9 +122,9 @@ def _csv_rows(file: str | Path) -> Iterator[dict[str, Any]]:
         raise InputError(f"{file}: the header has the column {max(header, key=header.count)!r} more than once")
     names = [name or f"Unnamed: {number}" for number, name in enumerate(header)]  # as in pandas
     for number, fields in records:
-        if len(fields) != len(names):
+        if len(fields) > len(names):
             raise InputError(f"{file}, line {number} has {len(fields)} fields, and the header {len(names)}")
-        yield dict(zip(names, (field or None for field in fields), strict=True))
+        yield dict(zip_longest(names, (field or None for field in fields)))
 
 
 def _json_rows(file: str | Path) -> Iterator[dict[str, Any]]:
