@@ -69,11 +69,14 @@ format: $(READY) ## apply lint fixes and format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-package: $(READY) ## build wheel and source distribution into dist/ (no network needed)
+package: $(READY) ## build source distribution and wheel into dist/, the wheel from the former (no network needed)
 	rm -rf build dist
-	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(RUN) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' > /dev/null
+	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	@ls dist
+
+release-check: package ## build, check the contents, and test the wheel in an empty environment (needs a network)
+	$(RUN) tests/release_check.py
 
 test-common: $(READY) ## run Transformers' common model tests on its classes and on ours (network needed once)
 	$(RUN) tests/common_model_tests.py --workers 2
@@ -110,4 +113,4 @@ clean: ## remove .venv, .venv-versions and the output of demo, docs, package and
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
 .PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts gpu-host faults soak format package map docs test-common bench reproduce
-.PHONY: bench-gpu clean test-versions test-newest
+.PHONY: bench-gpu clean release-check test-versions test-newest
