@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import hf_deberta
 from hf_deberta_command import TRAIN_PACKAGES
 
 ROOT = Path(__file__).parents[1]
@@ -128,8 +129,29 @@ def test_no_page_installs_an_unpublished_name():
     assert not [page for page in pages if page != Path(__file__) and named.search(page.read_text(encoding="utf-8"))]
 
 
+def test_version_is_the_same_everywhere():
+    """In __init__.py, which pyproject.toml reads, for citations, and at the top of the changelog."""
+    assert re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE) == [hf_deberta.__version__]
+    newest = re.search(
+        r"^## \[(.+)\] - (unreleased|\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert newest and newest[1] == hf_deberta.__version__
+
+
+def test_address_of_the_repository_is_added_to_the_project():
+    script = runpy.run_path(str(ROOT / ".github" / "set_repository.py"))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(script["add_project_links"](text, REPOSITORY, "v1"))["project"]
+    assert project.pop("urls") == {
+        "Repository": REPOSITORY,
+        "Changelog": f"{REPOSITORY}/blob/v1/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    }
+    assert project == tomllib.loads(text)["project"]
+
+
 def test_links_of_the_readme_become_absolute():
-    absolute_links = runpy.run_path(str(ROOT / ".github" / "absolute_links.py"))["absolute_links"]
+    absolute_links = runpy.run_path(str(ROOT / ".github" / "set_repository.py"))["absolute_links"]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)\s]+)\)", absolute_links(text, "README.md", REPOSITORY, "v1"))
     assert len(links) == len(re.findall(r"\]\([^)\s]+\)", text)) and all(link.startswith("https://") for link in links)
