@@ -7,14 +7,15 @@ r"""Serve a DeBERTa sequence classifier over HTTP: a reranker, an NLI model, a p
     curl 127.0.0.1:8000/rerank --json '{"query": "a question", "documents": ["an answer", "another"]}'
 
 /classify returns the probability of each label, /rerank the documents by the score of a model with one label, /health
-the state of one worker. FastAPI answers requests; uvicorn runs the workers and replaces one that has died. Each worker
-computes in one thread beside its event loop, in batches that are filled by tokens: rows differ too much in length.
-docs/serving.md explains the choices.
+the state of one worker. FastAPI answers requests; uvicorn runs the workers and replaces one that dies or hangs. Each
+worker computes in one thread beside its event loop, in batches that are filled by tokens: rows differ too much in
+length. docs/serving.md explains the choices.
 """
 
 import asyncio
 import logging
 import os
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -31,7 +32,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from token_batcher import QueueFull, Row, TokenBatcher
 from transformers import AutoConfig, AutoModelForSequenceClassification, HfArgumentParser
 from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors import multiprocess
 
 import hf_deberta
 from hf_deberta import HfDebertaForSequenceClassification
@@ -40,6 +41,8 @@ from hf_deberta.tokenization_hf_deberta import load_tokenizer
 logger = logging.getLogger("uvicorn.error")
 MAX_BODY_BYTES = 2**20
 MAX_CONNECTIONS = 1000
+START_TIMEOUT_S = 900  # until a worker has imported its libraries and loaded the model
+ANSWER_TIMEOUT_S = 30  # for a started worker's answer to its supervisor
 MAX_CHARACTERS_PER_TOKEN = 16  # of a text, on average: longer texts are not even tokenized, which would take seconds
 
 
@@ -211,6 +214,34 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
+class WorkerProcess(multiprocess.Process):
+    """A worker that may start slowly. uvicorn has one limit for answers, which imports alone can exceed."""
+
+    is_started = False
+
+    def start(self) -> None:
+        super().start()
+        self.deadline = time.monotonic() + START_TIMEOUT_S
+        self.parent_conn.send(b"ping")
+
+    def is_alive(self, timeout: float = 5) -> bool:
+        """Return False, and log why, if uvicorn is to replace this worker."""
+        if not self.is_started and self.parent_conn.poll():
+            self.is_started = self.parent_conn.recv()  # the answer to the last ping
+            if not self.is_started:
+                self.parent_conn.send(b"ping")
+        if not self.process.is_alive():
+            reason = f"ended with exit status {self.exitcode}"
+        elif not self.is_started and time.monotonic() > self.deadline:
+            reason = f"did not start within {START_TIMEOUT_S} seconds"
+        elif self.is_started and not self.ping(timeout):
+            reason = f"did not answer within {timeout} seconds"
+        else:
+            return True
+        logger.error(f"Worker [{self.pid}] {reason}")
+        return False
+
+
 def main() -> None:
     (settings,) = HfArgumentParser(cast(Any, Settings)).parse_args_into_dataclasses()
     try:
@@ -229,9 +260,11 @@ def main() -> None:
         access_log=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=round(settings.timeout_s) + 5,
-        timeout_worker_healthcheck=30,  # a worker that imports libraries answers late
+        timeout_worker_healthcheck=ANSWER_TIMEOUT_S,
     )
-    supervisor = Multiprocess(config, sockets=[config.bind_socket()])  # uvicorn.run would not supervise a single worker
+    cast(Any, multiprocess).Process = WorkerProcess  # the supervisor has no parameter for it
+    # uvicorn.run would not supervise a single worker
+    supervisor = multiprocess.Multiprocess(config, sockets=[config.bind_socket()])
     supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise SystemExit(STARTUP_FAILURE)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -267,6 +268,55 @@ def test_shutdown_answers_accepted_requests(server):
     assert process.wait(TIMEOUT) == 0
     with pytest.raises(ConnectionError):
         Client(port).send("/health")
+
+
+SLOW_IMPORT = """
+import sys, time
+sys.path.append("examples")
+if __name__ == "__mp_main__":  # in the worker
+    time.sleep(4)
+import serve
+serve.START_TIMEOUT_S, serve.ANSWER_TIMEOUT_S = {start}, 1
+if __name__ == "__main__":
+    serve.main()
+"""
+
+
+@pytest.fixture
+def slow_server(checkpoint, tmp_path) -> Iterator[Callable[..., tuple[int, Path]]]:
+    """Start the example with a worker whose imports take longer than an answer may; return port and log."""
+    processes: list[subprocess.Popen] = []
+
+    def start(start_timeout: int) -> tuple[int, Path]:
+        script, log, port = tmp_path / "slow.py", tmp_path / "log", free_port()
+        script.write_text(SLOW_IMPORT.format(start=start_timeout))
+        command = [sys.executable, str(script), "--model", str(checkpoint), "--port", str(port)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with log.open("w") as file:
+            processes.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=file))
+        return port, log
+
+    yield start
+    for process in processes:
+        process.terminate()
+        process.wait(TIMEOUT)
+
+
+@pytest.mark.slow
+def test_a_worker_may_start_slowly_but_must_answer_then(slow_server):
+    port, log = slow_server(start_timeout=TIMEOUT)
+    worker = wait_for(lambda: Client(port).send("/health"))[1]["process"]
+    assert "Worker [" not in log.read_text()
+    time.sleep(5)  # the supervisor, which asks twice a second, learns that the worker has started
+    os.kill(worker, signal.SIGSTOP)
+    wait_for(lambda: f"Worker [{worker}] did not answer within 1 seconds" in log.read_text())
+    assert wait_for(lambda: Client(port).send("/health"))[1]["process"] != worker
+
+
+@pytest.mark.slow
+def test_a_worker_that_never_starts_is_replaced_with_the_reason(slow_server):
+    _, log = slow_server(start_timeout=1)
+    wait_for(lambda: len(re.findall(r"Worker \[\d+\] did not start within 1 seconds", log.read_text())) >= 2)
 
 
 @pytest.mark.parametrize(
