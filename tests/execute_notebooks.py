@@ -7,6 +7,7 @@ A notebook whose libraries are not installed is left as it is, and the program s
 """
 
 import argparse
+import copy
 import os
 import tempfile
 from importlib.util import find_spec
@@ -37,9 +38,19 @@ def missing_libraries(name: str) -> list[str]:
     return [library for library in LIBRARIES.get(name, ()) if find_spec(library) is None]
 
 
+def has_tag(cell: NotebookNode, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", ())
+
+
 def execute(path: Path, timeout: int = 300) -> NotebookNode:
-    """Return the notebook with new outputs; it runs with this copy of the package, in an empty folder."""
+    """Return the notebook with new outputs; it runs with this copy of the package, in an empty folder.
+
+    A cell with the tag "first" makes what others read from the Hub, and runs before them. A cell with the tag "hub"
+    keeps its outputs, which are those of a checkpoint of the Hub.
+    """
     notebook = nbformat.read(path, as_version=4)
+    cells, kept = notebook.cells, [copy.deepcopy(cell.get("outputs")) for cell in notebook.cells]
+    notebook.cells = sorted(cells, key=lambda cell: not has_tag(cell, "first"))  # stable
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
@@ -53,8 +64,12 @@ def execute(path: Path, timeout: int = 300) -> NotebookNode:
             config=Config({"KernelManager": {"transport": "ipc", "ip": f"{folder}/kernel"}}),  # no TCP ports
         )
         client.execute(env={**os.environ, **ENVIRONMENT, "PYTHONPATH": python_path})
-    notebook.metadata = NotebookNode(METADATA)
-    for cell in notebook.cells:
+    notebook.metadata, notebook.cells = NotebookNode(METADATA), cells
+    for number, cell in enumerate((cell for cell in cells if cell.cell_type == "code"), 1):
+        cell.execution_count = number
+    for cell, outputs in zip(cells, kept, strict=True):
+        if has_tag(cell, "hub"):
+            cell.outputs = outputs
         cell.metadata = NotebookNode({name: cell.metadata[name] for name in ("tags",) if name in cell.metadata})
     return notebook
 

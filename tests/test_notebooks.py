@@ -55,7 +55,10 @@ def test_committed_notebook_is_small_clean_and_says_how_to_install(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_prints_what_its_file_says(name):
-    """Of cells with the tag "varies", which print measured numbers, only the number of outputs is compared."""
+    """Of cells with the tag "varies", which print measured numbers, only the number of outputs is compared.
+
+    Those with the tag "hub" run, too, with a model that a later cell makes.
+    """
     if missing := missing_libraries(name):
         pytest.skip(f"{name}.ipynb needs {' and '.join(missing)}")
     notebook = execute(NOTEBOOKS[name])
