@@ -102,9 +102,8 @@ LAYOUT_FAULTS = """() => {
     if (wider(document.documentElement)) faults.push("the page is wider than the window");
     for (const element of document.querySelectorAll("pre, pre > code, .formula"))
         if (wider(element)) faults.push("cut: " + element.textContent);
-    if (innerWidth > 1000)
-        for (const element of document.querySelectorAll(".md-typeset__scrollwrap"))
-            if (wider(element)) faults.push("a table is cut: " + element.textContent.trim());
+    for (const element of document.querySelectorAll(".md-typeset__scrollwrap"))
+        if (wider(element)) faults.push("a table is cut: " + element.textContent.trim());
     for (const image of document.querySelectorAll("article img"))
         if (!image.naturalWidth) faults.push("no picture: " + image.alt);
     const titles = [...document.querySelectorAll("article h1, article h2")];
