@@ -93,6 +93,7 @@ class Repeat:
 
 EQUAL, SEEDS = Limits(), Limits(seeds=True, margin=0.005)
 RATIO = Limits(times=1.5, peer="in-tree")
+CONSUMERS = ("gliner", "lightning", "peft", "sentence_transformers", "setfit", "torchao", "trl")
 GPU_COUNTS = ("launches", "triton_launches", "gigabytes", "gflop")
 REPEATS = [
     Repeat("encoder.csv", "benchmarks/encoder.py --cases 1x32 --repeats 7 --peers in-tree bert 'ours sdpa' enabled",
@@ -102,6 +103,10 @@ REPEATS = [
     Repeat("scoring.csv", "benchmarks/scoring.py --model {model} --name v3-xsmall-nli --documents 48 --threads 2 "
            "--batch_sizes 16 --repeats 1", ("peer", "model", "documents", "lengths"),
            {"documents_per_second": Limits(times=2, peer="pipeline, batches of 16, sorted")}, timed=True),
+    Repeat("consumers.csv", "benchmarks/consumers.py --model {model} --name v3-xsmall-nli",
+           ("consumer", "way", "model"),
+           {"max_abs_difference": Limits(times=10, no_lower_limit=True), "times_as_fast": Limits(times=1.5)},
+           timed=True, modules=CONSUMERS),
     Repeat("exactness.csv", "benchmarks/exactness.py", ("against", "shape", "tokens"),
            {"max_abs_difference": Limits(times=2, no_lower_limit=True)}),
     Repeat("gpu_counts.csv", "tests/fake_cuda/gpu_counts.py --shapes 8x128 --csv {results}/gpu_counts.csv",

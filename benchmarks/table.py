@@ -172,6 +172,19 @@ def label_table() -> str:
     return markdown(["", "equal labels", "difference of logits"], rows)
 
 
+def consumer_table() -> str:
+    """Other libraries: how many times as fast as Transformers' class, and the largest difference from it."""
+    ways: dict[str, dict[str, dict[str, str]]] = {}
+    for row in read_rows(RESULTS / "consumers.csv"):
+        ways.setdefault(f"{row['consumer']} ({row['library']} {row['version']})", {})[row["way"]] = row
+    lines = []
+    for label, rows in ways.items():
+        differences = [row["max_abs_difference"] for row in rows.values()]
+        times = [rows[way]["times_as_fast"] for way in ("enable()", "native")]
+        lines.append([label, *times, max(differences, key=float)])
+    return markdown(["times as fast", "`enable()`", "our class", "difference"], lines)
+
+
 def gpu_table() -> str:
     """Milliseconds of each peer and case on the GPU."""
     times = {
@@ -207,4 +220,5 @@ def readme_table() -> str:
 
 if __name__ == "__main__":
     by_type = (ratio_table(dtype) for dtype in DTYPES)
-    print(readme_table(), *by_type, full_table(), size_table(), label_table(), gpu_table(), sep="\n\n")
+    tables = (full_table(), size_table(), label_table(), gpu_table(), consumer_table())
+    print(readme_table(), *by_type, *tables, sep="\n\n")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fine_tuning_models import save_models
 from test_parity_with_transformers import in_tree
 
 
@@ -36,6 +37,19 @@ def test_runners_compute_what_the_model_computes(load, runtime, dtype, limit):
         assert (states - expected).abs().max() < limit, runner.settings
     states = runtimes.fastest_runner(f"{runtime} in-tree", model, inputs, dtype, runtimes.Graphs())(**inputs)[0]
     assert (states[mask.bool()] - expected).abs().max() < limit
+
+
+@pytest.mark.slow
+def test_libraries_give_the_numbers_of_transformers(tmp_path):
+    """Those that are installed, with a tiny model."""
+    save_models(tmp_path, ["the man is on a dog and in of to not with"] * 20)
+    script = Path(__file__).parents[1] / "benchmarks" / "consumers.py"
+    command = [sys.executable, "-W", "ignore", script, "--model", tmp_path / "in_tree", "--repeats", "1"]
+    ran = subprocess.run(command, env={**os.environ, "RESULTS": str(tmp_path)}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    rows = list(csv.DictReader((tmp_path / "consumers.csv").open()))
+    assert {row["way"] for row in rows} == {"in-tree", "enable()", "native"}
+    assert all(float(row["max_abs_difference"]) < 1e-3 for row in rows), rows
 
 
 def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):

@@ -121,6 +121,7 @@ def test_tables_of_times_come_from_the_results(load):
     table = load("table")
     assert table.readme_table() in README, "README.md: replace the table by the output of python benchmarks/table.py"
     assert table.size_table() in (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    assert table.consumer_table() in (ROOT / "docs" / "load.md").read_text(encoding="utf-8")
     evidence = (ROOT / "benchmarks" / "results" / "README.md").read_text(encoding="utf-8")
     by_type = [table.ratio_table(dtype) for dtype in table.DTYPES]
     for expected in (*by_type, table.full_table(), table.label_table(), table.gpu_table()):
