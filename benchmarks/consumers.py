@@ -6,8 +6,8 @@
 Each library loads the same weights as Transformers' own class ("in-tree"), as this class under `hf_deberta.enable()`,
 and as the class of this package ("native"), on this CPU. Dropout is 0, so that training gives the same numbers, too.
 The difference is the largest from "in-tree" of any score, embedding or loss. The time is processor time, the median of
-`--repeats` turns. A library that is not installed is skipped; GLiNER 0.2.29, which requires Transformers below 5.17, was measured in an
-environment of its own. Writes benchmarks/results/consumers.csv.
+`--repeats` turns. A library that is not installed is skipped. GLiNER 0.2.29 requires Transformers below 5.17; it was
+measured in an environment of its own. Writes benchmarks/results/consumers.csv.
 """
 
 import argparse
