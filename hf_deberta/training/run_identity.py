@@ -99,6 +99,11 @@ class RunArguments(TrainingArguments):
         elif self.dataloader_pin_memory and self.accelerator_config is None:
             self.accelerator_config = {"non_blocking": True}  # otherwise each copy waits until the GPU is idle
         super().__post_init__()
+        if (
+            self.torch_compile
+        ):  # read by accelerate: each layer is compiled, so that padding can be left out around them
+            for name in ("USE_REGIONAL_COMPILATION", "USE_DYNAMIC"):
+                os.environ.setdefault(f"ACCELERATE_DYNAMO_{name}", "true")
         for name in self.fixed_flags:
             if (value := getattr(self, name)) != getattr(RunArguments, name):
                 raise InputError(f"--{name} {value} is not supported, since evaluation would fail: leave it out")

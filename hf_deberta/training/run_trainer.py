@@ -154,6 +154,11 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(self.where_stopped())
             raise
+        if self.args.torch_compile:
+            from torch._dynamo.utils import compilation_time_metrics, counters  # takes a second
+
+            seconds = sum(compilation_time_metrics["_compile.compile_inner"])
+            logger.info(f"torch.compile made {counters['stats']['unique_graphs']} graphs in {seconds:.0f} seconds.")
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier training

@@ -1,15 +1,19 @@
 """What a run says: its losses, and no warning about what is right."""
 
 import logging
+import os
 import re
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 from tiny_trainers import classifier, language_model_trainer
+from torch._dynamo.utils import counters
 from transformers import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
+from hf_deberta.model import batch_layout
 from hf_deberta.training.checkpoints import last_checkpoint
 from hf_deberta.training.run_identity import RunArguments
 from hf_deberta.training.time_left import TimeLeftCallback
@@ -21,6 +25,27 @@ def test_a_short_run_logs_its_loss_at_least_twenty_times(steps, given, expected,
     run.train()
     logged = [entry["step"] for entry in run.state.log_history if "loss" in entry]
     assert logged == list(range(expected, steps + 1, expected))
+
+
+@pytest.mark.slow
+def test_compiled_layers_leave_out_padding(tmp_path, monkeypatch):
+    """A graph of each layer serves all lengths."""
+    layouts, unpadded = [], batch_layout.unpadded.faster
+    monkeypatch.setattr("hf_deberta.engines.unpadding.COST_OF_EXTRA_CALLS", 0)
+    monkeypatch.setattr(batch_layout.unpadded, "faster", lambda *args: layouts.append(unpadded(*args)) or layouts[-1])
+    losses, options = [], {"pack": False, "arguments_class": RunArguments, "max_steps": 5}
+    for backend in (None, "aot_eager"):
+        torch._dynamo.reset()
+        counters.clear()
+        with patch.dict(os.environ):
+            run = language_model_trainer(
+                tmp_path, "mlm", torch_compile=backend is not None, torch_compile_backend=backend, **options
+            )
+            run.train()
+        losses.append([entry["loss"] for entry in run.state.log_history if "loss" in entry])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert len(layouts) == 10 and all(layout.unpadding is not None for layout in layouts)
+    assert counters["stats"]["unique_graphs"] == 5  # embeddings, a layer, the last one, two of the head
 
 
 def test_a_resumed_run_warns_of_nothing(tmp_path, caplog):
