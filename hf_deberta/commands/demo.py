@@ -1,6 +1,6 @@
 """Show what the enhanced mask decoder (EMD) is for, in a few minutes on two CPU cores, offline.
 
-    make demo                    # without make: pip install '.[demo]' and hf-deberta demo
+    make demo                    # without make: install '.[demo]' with pip, then hf-deberta demo
 
 Two tiny models are pretrained on the same sentences of a made-up language, with the same masks, steps and seed: one
 with EMD and one without. Everything except the model is plain Transformers. Loss curves and the trained model are
