@@ -1,6 +1,7 @@
 """Helpers of tests: rounding budgets instead of tolerances, gradients by name, tiny models with every mechanism on."""
 
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hf_deberta import HfDebertaConfig
 from hf_deberta.engines.onednn import has_onednn_bfloat16
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.batch_layout import AttentionMask
-from hf_deberta.model.relative_position import RelativePositions
+from hf_deberta.model.relative_position import RelativePositions, TableWindow
 
 TERMS = {
     "all": ("c2p", "p2c", "p2p"),
@@ -44,8 +45,22 @@ def attend(
     mask = AttentionMask(**{name: options.pop(name) for name in fields if name in options})
     positions = None
     if rows_of_distance is not None:
-        positions = RelativePositions.from_tables(position_key, position_query, rows_of_distance, terms, first_row)
+        positions = relative_positions(position_key, position_query, rows_of_distance, terms, first_row)
     return disentangled_attention(query, key, value, positions, mask, **options)
+
+
+def whole_window(rows_of_distance):
+    rows = rows_of_distance.tolist()
+    return TableWindow.whole(rows_of_distance, rows, rows[len(rows) // 2])
+
+
+def relative_positions(position_key, position_query, rows_of_distance, terms=None, first_row=0):
+    """`RelativePositions.from_tables`, also for tables that begin at `first_row` of the whole table."""
+    positions = RelativePositions.from_tables(position_key, position_query, rows_of_distance, terms)
+    if first_row == 0:
+        return positions
+    whole = whole_window(rows_of_distance)
+    return replace(positions, window=whole.for_length(whole.end // 2 - first_row + 1))
 
 
 def tiny_config(**fields):

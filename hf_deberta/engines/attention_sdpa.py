@@ -37,14 +37,13 @@ from ..model.attention_sdpa import (
 )
 from ..model.batch_layout import AttentionMask, document_numbers
 from ..model.input_checks import can_read_values, in_captured_graph, without_autocast
-from ..model.relative_position import RelativePositions, rows_between
+from ..model.relative_position import RelativePositions, rows_at
 from .guards import in_functorch_transform
 
 logger = logging.get_logger(__name__)
 
 LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
 LARGEST_BIAS = 2**22  # position terms of the heads that are computed together, to stay in a cache (16 MiB of float32)
-SHORTEST_KEPT_REACH = 64  # of tables that are kept between calls
 TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
 
 
@@ -352,18 +351,10 @@ def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
 
 def tables_for(positions: RelativePositions, longest: int, joins_parts: bool) -> Tables:
     """The tables that the queries need; `longest` is the length of the longest sequence."""
-    far_is_plain = joins_parts and longest > positions.saturation + QUERY_BLOCK
-    reach = positions.saturation + QUERY_BLOCK if far_is_plain else longest
-    saturation = positions.saturation if far_is_plain else None
-    if not positions.reusable:
-        return Tables(distance_tables(positions, reach), saturation)
-    kept = positions.computed.get("distance tables")
-    if kept is None or reach > kept[0]:
-        grown = max(SHORTEST_KEPT_REACH, 2 ** (reach - 1).bit_length())  # with the longest text, in few steps
-        reach = max(reach, min(grown, positions.saturation + QUERY_BLOCK))
-        kept = reach, distance_tables(positions, reach)
-        positions.computed["distance tables"] = kept
-    return Tables(kept[1], saturation)
+    saturation = positions.window.saturation
+    if joins_parts and longest > saturation + QUERY_BLOCK:
+        return Tables(distance_tables(positions, saturation + QUERY_BLOCK), saturation)
+    return Tables(distance_tables(positions, longest), None)
 
 
 def gathered_bias(
@@ -373,7 +364,8 @@ def gathered_bias(
     table = positions.position_query
     if table is None or "p2c" not in positions.terms or query.shape[2] > 1 or torch.is_grad_enabled():
         return plain.gathered_bias(query, key, positions, query_positions)
-    row = rows_between(query_positions, torch.arange(key.shape[2], device=key.device), positions.rows_of_distance)
+    at_keys = torch.arange(key.shape[2], device=key.device)
+    row = rows_at(query_positions[..., None] - at_keys, positions.window.rows_of_distance)
     rows = table[:, row[:, 0]].transpose(0, 1)  # [B, H, K, d]
     wide = torch.promote_types(key.dtype, torch.float32)
     bias = (key.to(wide) * rows).sum(-1)[:, :, None].to(key.dtype)

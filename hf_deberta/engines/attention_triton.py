@@ -91,8 +91,8 @@ def triton_attention(
         tables = {
             "position_key": positions.position_key if "c2p" in positions.terms else None,
             "position_query": positions.position_query if "p2c" in positions.terms else None,
-            "rows_of_distance": positions.rows_of_distance,
-            "saturation": positions.saturation,
+            "rows_of_distance": positions.window.rows_of_distance,
+            "saturation": positions.window.saturation,
         }
     context = tiled_attention(
         query, key, value, **tables, visible=mask.mask, documents=mask.documents, cu_seqlens=mask.cu_seqlens,

@@ -114,7 +114,7 @@ class GraphAttention(nn.Module):
         positions = weights.constant_positions(table, window)
         if positions is not None:
             positions = positions.scaled(1.0, torch.float64)  # for the products of p2p
-            falling, rising, constant = distance_tables(positions, positions.saturation)
+            falling, rising, constant = distance_tables(positions, positions.window.saturation)
         self.register_buffer("falling", None if falling is None else falling.float())
         self.register_buffer("rising", None if rising is None else rising.float())
         self.register_buffer("constant", None if constant is None else constant.flip(1)[:, None].float())

@@ -33,11 +33,8 @@ class AttentionWeights(NamedTuple):
         """The position terms, projected once in float32, for queries that include the scale; None without terms."""
         if table is None or rows is None or not self.table.terms:
             return None
-        key, query, query_scale = self.table.project(table)
-        positions = RelativePositions(
-            key, query, rows.rows_of_distance, rows.saturation, self.table.terms, query_scale, reusable=True
-        )
-        return replace(positions.scaled(self.table.scale, torch.float32), query_scale=1.0)
+        positions = self.table.project(table, rows).scaled(self.table.scale, torch.float32)
+        return replace(positions, query_scale=1.0)
 
 
 def attention_weights(attention: InTree) -> AttentionWeights:

@@ -15,7 +15,7 @@ from torch.nn.functional import dropout
 
 from .batch_layout import AttentionMask
 from .input_checks import without_autocast
-from .relative_position import RelativePositions, rows_between
+from .relative_position import RelativePositions, rows_at
 
 
 def reference_attention(
@@ -35,7 +35,7 @@ def reference_attention(
     if positions is not None:
         at_keys = torch.arange(key.shape[2], device=key.device)
         at_queries = at_keys[None] if mask.query_positions is None else mask.query_positions
-        row = rows_between(at_queries, at_keys, positions.rows_of_distance)
+        row = rows_at(at_queries[..., None] - at_keys, positions.window.rows_of_distance)
     return softmax_attention(query, key, value, positions, row, mask.visible(key.shape[2], key.device), dropout_p)
 
 
@@ -55,29 +55,21 @@ def softmax_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(dtype), key.to(dtype)
     with without_autocast(query.device):
-        scores, *others = score_terms(query, key, positions, row).values()
-        probabilities = visible_softmax(sum(others, start=scores), visible)
+        scores = query @ key.mT
+        if positions is not None and row is not None:
+            scores = sum(position_terms(query, key, positions, row).values(), start=scores)
+        probabilities = visible_softmax(scores, visible)
     probabilities = dropout(probabilities, dropout_p).to(value.dtype)
     return probabilities @ value, probabilities
 
 
-def score_terms(
+def position_terms(
     query: torch.Tensor,  # [B, H, Q, d]
     key: torch.Tensor,  # [B, H, K, d]
-    positions: RelativePositions | None,
-    row: torch.Tensor | None,  # [B or 1, Q, K]
+    positions: RelativePositions,
+    row: torch.Tensor,  # [B or 1, Q, K]
 ) -> dict[str, torch.Tensor]:
-    """Every term of S by name, each [B, H, Q, K]."""
-    content = query @ key.mT
-    if positions is None or row is None:
-        return {"c2c": content}
-    return {"c2c": content, **position_terms(query, key, positions, row)}
-
-
-def position_terms(
-    query: torch.Tensor, key: torch.Tensor, positions: RelativePositions, row: torch.Tensor
-) -> dict[str, torch.Tensor]:
-    """The terms of S that have a row, delta(i, j), by name."""
+    """The terms of S that have a row, delta(i, j), by name, each [B, H, Q, K]."""
     batch, heads, queries, keys = *query.shape[:3], key.shape[2]
     index = row[:, None].expand(batch, heads, queries, keys)
     position_key, position_query, terms = positions.position_key, positions.position_query, positions.terms

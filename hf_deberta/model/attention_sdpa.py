@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from .attention_reference import position_terms
 from .batch_layout import AttentionMask
 from .input_checks import in_captured_graph, in_torch_func, without_autocast
-from .relative_position import RelativePositions, rows_at, rows_between
+from .relative_position import RelativePositions, rows_at
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
 TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
@@ -89,7 +89,7 @@ def attend_in_blocks(
     in_one_block = in_captured_graph() or in_torch_func() or query.shape[2] <= size
     tables, saturation, all_near = None, 0, True
     if positions is not None and mask.query_positions is None:
-        saturation = max(positions.saturation, 1)
+        saturation = max(positions.window.saturation, 1)
         # few far keys would save less than it costs to lay their bias beside the other
         all_near = in_one_block or key.shape[2] <= size + 2 * saturation
         reach = key.shape[2] if all_near else size + saturation
@@ -191,7 +191,8 @@ def gathered_bias(
     query: torch.Tensor, key: torch.Tensor, positions: RelativePositions, query_positions: torch.Tensor
 ) -> torch.Tensor:
     """The position terms [B, H, Q, K] of queries at any positions [B, Q]."""
-    row = rows_between(query_positions, torch.arange(key.shape[2], device=key.device), positions.rows_of_distance)
+    at_keys = torch.arange(key.shape[2], device=key.device)
+    row = rows_at(query_positions[..., None] - at_keys, positions.window.rows_of_distance)
     first, *others = position_terms(query, key, positions, row).values()
     return sum(others, start=first)
 
@@ -199,8 +200,8 @@ def gathered_bias(
 def distance_tables(positions: RelativePositions, reach: int) -> DistanceTables:
     """Tables by row, [H, R, d] or [H, R], as tables by distance up to `reach`."""
     key, query, terms = positions.position_key, positions.position_query, positions.terms
-    distance = torch.arange(-reach, reach + 1, device=positions.rows_of_distance.device)
-    rows = rows_at(distance, positions.rows_of_distance)
+    rows_of_distance = positions.window.rows_of_distance
+    rows = rows_at(torch.arange(-reach, reach + 1, device=rows_of_distance.device), rows_of_distance)
     key_table = query_table = p2p = None
     if key is not None and "c2p" in terms:
         key_table = key[:, rows.flip(0)]

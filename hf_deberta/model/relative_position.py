@@ -8,8 +8,8 @@ clipping turn it into a row in [0, 2s); row s is distance 0. All of this is inte
 """
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,42 +28,62 @@ TERMS = ("c2p", "p2c", "p2p")  # content to position, position to content, posit
 
 
 @dataclass(frozen=True)
-class RelativePositions:
-    """The position terms of one attention call: projected tables, and the row of each distance.
+class TableWindow:
+    """The rows [first, end) of the relative table that a forward pass uses, and the row of each distance."""
 
-    `from_tables` computes `rows_of_distance` (counted from the first row of the tables), `saturation` and the default
-    `terms`.
-    """
+    first: int
+    end: int
+    rows_of_distance: torch.Tensor  # [2k + 1], counted from `first`, for distances -k ... k
+    saturation: int  # from this distance on, all distances of a side share a row
+    can_shrink: bool  # True for a whole table of which short sequences use rows near distance 0 only
+
+    @classmethod
+    def whole(cls, rows_of_distance: torch.Tensor, rows: Sequence[int], span: int) -> "TableWindow":
+        """All 2 * span rows; `rows` are the integers of `rows_of_distance`, which may have no values."""
+        return cls(0, 2 * span, rows_of_distance, saturation_of(rows), may_be_pruned(rows, span))
+
+    def for_length(self, length: int) -> "TableWindow":
+        """The rows that sequences of `length` tokens use; all rows in a captured graph, which must hold for others.
+
+        Distances between different documents of a packed row may have other rows. These pairs are masked, so any row
+        inside will do.
+        """
+        if not self.can_shrink or in_captured_graph():
+            return self
+        span = self.end // 2
+        first, end = max(span - length + 1, 0), min(span + length, self.end)
+        rows_of_distance = (self.rows_of_distance - first).clamp(0, end - first - 1)
+        return TableWindow(first, end, rows_of_distance, self.saturation, can_shrink=False)
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """The position terms of one attention call: projected tables, and the row of each distance."""
 
     position_key: torch.Tensor | None  # [H, R, d], for c2p and p2p
     position_query: torch.Tensor | None  # [H, R, d], for p2c and p2p
-    rows_of_distance: torch.Tensor  # [2k + 1], in [0, R), for distances -k ... k
-    saturation: int  # from this distance on, all distances of a side share a row
+    window: TableWindow  # whose rows the tables have
     terms: tuple[str, ...]  # the position terms to add, a subset of TERMS
     query_scale: float = 1.0  # factor of the scores that position queries include already
-    reusable: bool = False  # kept for other calls, so backends may keep what they compute from it in `computed`
-    computed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_tables(
         cls,
         position_key: torch.Tensor | None,
         position_query: torch.Tensor | None,
-        rows_of_distance: torch.Tensor,  # of the whole table, see `rows_of_distances`
+        rows_of_distance: torch.Tensor,  # see `rows_of_distances`
         terms: Sequence[str] | None = None,
-        first_row: int = 0,
     ) -> "RelativePositions":
-        """Relative positions for the whole table, or for a window of it that begins at `first_row`.
+        """Relative positions for whole tables.
 
         `terms` defaults to "c2p" if there is a `position_key`, and "p2c" if there is a `position_query`.
         """
         if terms is None:
             terms = ("c2p",) * (position_key is not None) + ("p2c",) * (position_query is not None)
         table = position_query if position_key is None else position_key
-        saturation = saturation_of(rows_of_distance)
-        if table is not None:
-            rows_of_distance = rows_in_window(rows_of_distance, first_row, first_row + table.shape[-2])
-        return cls(position_key, position_query, rows_of_distance, saturation, tuple(terms))
+        rows = 0 if table is None else table.shape[-2]
+        window = TableWindow(0, rows, rows_of_distance, saturation_of(rows_of_distance), can_shrink=False)
+        return cls(position_key, position_query, window, tuple(terms))
 
     def check(self, heads: int) -> None:
         """Raise a ValueError for unknown terms, missing tables, and tables of another number of heads."""
@@ -91,31 +111,6 @@ class RelativePositions:
 
 
 @dataclass(frozen=True)
-class TableWindow:
-    """The rows [first, end) of the relative table that a forward pass uses, and the row of each distance."""
-
-    first: int
-    end: int
-    rows_of_distance: torch.Tensor  # [2k + 1], counted from `first`
-    saturation: int  # from this distance on, all distances of a side share a row
-    can_shrink: bool  # True if short sequences use rows near distance 0 only, see `may_be_pruned`
-    is_whole: bool = True
-
-    @classmethod
-    def whole(cls, rows_of_distance: torch.Tensor, rows: Sequence[int], span: int) -> "TableWindow":
-        """All 2 * span rows; `rows` are the integers of `rows_of_distance`, which may have no values."""
-        return cls(0, 2 * span, rows_of_distance, saturation_of(rows), may_be_pruned(rows, span))
-
-    def for_length(self, length: int) -> "TableWindow":
-        """The rows that sequences of `length` tokens use; all rows in a captured graph, which must hold for others."""
-        if not (self.is_whole and self.can_shrink) or in_captured_graph():
-            return self
-        first, end = rows_for_length(length, self.end // 2)
-        rows_of_distance = rows_in_window(self.rows_of_distance, first, end)
-        return replace(self, first=first, end=end, rows_of_distance=rows_of_distance, is_whole=False)
-
-
-@dataclass(frozen=True)
 class TableProjection:
     """The projection of the relative table by one layer; a projection that no position term needs is None."""
 
@@ -126,25 +121,21 @@ class TableProjection:
     scale: float  # of the attention scores
     terms: tuple[str, ...]  # the position terms of the layer
 
-    def modules(self) -> tuple[nn.Module, ...]:
-        return tuple(module for module in (self.key, self.query, self.dropout) if module is not None)
-
     def relative_positions(
         self, table: torch.Tensor | None, window: TableWindow | None, length: int, owner: nn.Module
     ) -> RelativePositions | None:
         """The position terms of a layer, the `owner`, for up to `length` tokens; None if the layer has no terms."""
         if table is None or window is None or not self.terms:
             return None
-        projected = kept(owner, self.modules(), lambda: self.project(table), table)
-        if projected is None:
-            part = window.for_length(length)
-            projected = self.project(table if part is window else table[part.first : part.end])
-            window = part
-        key, query, query_scale = projected
-        return RelativePositions(key, query, window.rows_of_distance, window.saturation, self.terms, query_scale)
+        modules = [module for module in (self.key, self.query, self.dropout) if module is not None]
+        positions = kept(owner, modules, lambda: self.project(table, window), table, window.rows_of_distance)
+        if positions is not None:
+            return positions
+        part = window.for_length(length)
+        return self.project(table if part is window else table[part.first : part.end], part)
 
-    def project(self, table: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        """Position keys and position queries [H, R, d] of a table [R, hidden], and the factor that the latter include.
+    def project(self, table: torch.Tensor, window: TableWindow) -> RelativePositions:
+        """The position terms from the window's rows of the table, [R, hidden].
 
         Position queries are scaled here, once for the cache, except in half precision, which the reference backend
         scales in float32.
@@ -153,9 +144,10 @@ class TableProjection:
         table = table.to(product_dtype(table))  # once: each projection would cast it
         key = None if self.key is None else split_heads(linear(self.key, table), self.head_size)
         query = None if self.query is None else split_heads(linear(self.query, table), self.head_size)
+        positions = RelativePositions(key, query, window, self.terms)
         if query is None or query.dtype not in (torch.float32, torch.float64):
-            return key, query, 1.0
-        return key, query * self.scale, self.scale
+            return positions
+        return replace(positions, position_query=query * self.scale, query_scale=self.scale)
 
 
 def split_heads(states: torch.Tensor, head_size: int) -> torch.Tensor:
@@ -230,7 +222,7 @@ def float32_log(x: numpy.ndarray) -> numpy.ndarray:
 def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -> torch.Tensor:
     """Table row of each distance in [-k, k], or more if rows change past k, as a new tensor of integers on the CPU.
 
-    Distances beyond k have the row of k, see `rows_between`. With buckets, the official code clamps distances to
+    Distances beyond k have the row of k, see `rows_at`. With buckets, the official code clamps distances to
     k - 1 first, so both ends equal their neighbours; without buckets only -k has row 0. `clamp=False` is what in-tree
     Transformers does: row 0 begins at -k for even numbers of buckets, for odd ones further away; for 2 and 3 nowhere.
 
@@ -269,37 +261,10 @@ def as_integers(rows_of_distance: torch.Tensor | Sequence[int]) -> Sequence[int]
     return rows_of_distance.tolist() if isinstance(rows_of_distance, torch.Tensor) else rows_of_distance
 
 
-def rows_between(
-    query_positions: torch.Tensor,  # [..., Q]
-    key_positions: torch.Tensor,  # [..., K]
-    rows_of_distance: torch.Tensor,  # [2k + 1]
-) -> torch.Tensor:
-    """delta(i, j), the row of each pair: [..., Q, K]."""
-    return rows_at(query_positions[..., :, None] - key_positions[..., None, :], rows_of_distance)
-
-
 def rows_at(distance: torch.Tensor, rows_of_distance: torch.Tensor) -> torch.Tensor:
-    """The row of each distance, which may lie beyond k."""
+    """delta(i, j), the row of each distance i - j, which may lie beyond k."""
     k = (rows_of_distance.shape[0] - 1) // 2
     return rows_of_distance[distance.clamp(-k, k) + k]
-
-
-def rows_in_window(rows_of_distance: torch.Tensor, first: int, end: int) -> torch.Tensor:
-    """Rows counted from `first`, the first row of a window [first, end) of the table.
-
-    Distances between different documents of a packed row may have rows outside the window. These pairs are masked, so
-    any row inside will do.
-    """
-    return (rows_of_distance - first).clamp(0, end - first - 1)
-
-
-def rows_for_length(length: int, span: int) -> tuple[int, int]:
-    """[first, end) rows that sequences of `length` tokens can reach, if `may_be_pruned`; others need no projection.
-
-    >>> rows_for_length(32, 256)
-    (225, 288)
-    """
-    return max(span - length + 1, 0), min(span + length, 2 * span)
 
 
 def may_be_pruned(rows_of_distance: torch.Tensor | Sequence[int], span: int) -> bool:

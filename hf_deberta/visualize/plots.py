@@ -58,9 +58,9 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     if rows is None or positions is None:
         raise ValueError("this model has no relative positions (relative_attention, pos_att_type in its configuration)")
     positions = positions.scaled(1.0, torch.float32)
-    span = positions.saturation
+    span = positions.window.saturation
     distances = torch.arange(-span, span + 1, device=rows.rows_of_distance.device)
-    row = rows_at(distances, positions.rows_of_distance)
+    row = rows_at(distances, positions.window.rows_of_distance)
     tables = {"c2p": positions.position_key, "p2c": positions.position_query}
     norms = {
         part: (projected.float() - projected.float().mean(1, keepdim=True)).norm(dim=-1)[:, row]

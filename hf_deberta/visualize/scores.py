@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 
 import hf_deberta
-from hf_deberta.model.attention_reference import score_terms
+from hf_deberta.model.attention_reference import position_terms
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer, HfDebertaSelfAttention
-from hf_deberta.model.relative_position import rows_between, split_heads
+from hf_deberta.model.relative_position import rows_at, split_heads
 from hf_deberta.model.slots import linear
 
 TITLES = {
@@ -94,12 +94,13 @@ def _layer_scores(
     projected = attention.project_keys(hidden_states, table, layout)
     query = split_heads(linear(attention.query_proj, hidden_states), attention.head_size)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    positions, row = projected.relative, None
-    if positions is not None:
-        positions = positions.scaled(attention.scale, dtype)
+    query, key = query.to(dtype) * attention.scale, projected.key.to(dtype)
+    terms = {"c2c": query @ key.mT}
+    if projected.relative is not None:
+        positions = projected.relative.scaled(attention.scale, dtype)
         at = torch.arange(length, device=query.device)
-        row = rows_between(at, at, positions.rows_of_distance)[None]
-    terms = score_terms(query.to(dtype) * attention.scale, projected.key.to(dtype), positions, row)
+        row = rows_at(at[:, None] - at, positions.window.rows_of_distance)[None]
+        terms |= position_terms(query, key, positions, row)
     parts = {name: term[0] for name, term in terms.items()}
     visible = layout.attention_mask.visible(length, query.device)
     everything = torch.ones(length, length, dtype=torch.bool, device=query.device)

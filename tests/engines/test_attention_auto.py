@@ -24,9 +24,9 @@ from hf_deberta.engines import attention_auto, attention_check, attention_triton
 from hf_deberta.engines.attention_auto import checked_backend
 from hf_deberta.engines.attention_check import CALLS, KernelVariant
 from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
-from hf_deberta.model.attention_reference import reference_attention, score_terms, visible_softmax
+from hf_deberta.model.attention_reference import position_terms, reference_attention, visible_softmax
 from hf_deberta.model.batch_layout import AttentionMask
-from hf_deberta.model.relative_position import RelativePositions, rows_between, rows_of_distances, saturation_of
+from hf_deberta.model.relative_position import RelativePositions, rows_at, rows_of_distances, saturation_of
 
 CPU = torch.device("cpu")
 BFLOAT16 = KernelVariant(CPU, torch.bfloat16, 64)
@@ -383,7 +383,7 @@ def changed(**changes):
     def attend(query, key, value, positions, fields, dropout_p, scale):
         tables = (positions.position_key, positions.position_query)
         given = dict(zip(attention_check.INPUTS, (query, key, value, *tables), strict=True))
-        given |= {"rows": positions.rows_of_distance, "mask": fields.mask}
+        given |= {"rows": positions.window.rows_of_distance, "mask": fields.mask}
         query, key, value, *tables, rows, mask = [changes.get(name, torch.clone)(given[name]) for name in given]
         positions = RelativePositions.from_tables(*tables, rows)
         mask = AttentionMask(mask, fields.documents)
@@ -406,10 +406,11 @@ def without_terms(query_tile, key_tile):
         wrong = (tile[:, None] == query_tile) & (tile == key_tile)
         visible = mask.visible(query.shape[2], query.device)
         context = reference_attention(query, key, value, positions, mask, 0.0, scale)[0]
-        row = rows_between(torch.arange(len(tile))[None], torch.arange(len(tile)), positions.rows_of_distance)
-        scaled = positions.scaled(scale, torch.float32)
-        terms = score_terms(query.float() * scale, key.float(), scaled, row)
-        scores = torch.where(wrong, terms["c2c"], sum(terms.values()))
+        at = torch.arange(len(tile))
+        row = rows_at(at[None, :, None] - at, positions.window.rows_of_distance)
+        content = query.float() * scale @ key.float().mT
+        terms = position_terms(query.float() * scale, key.float(), positions.scaled(scale, torch.float32), row)
+        scores = torch.where(wrong, content, sum(terms.values(), start=content))
         other = visible_softmax(scores, visible).to(value.dtype) @ value
         return torch.where(wrong.any(1)[:, None], other, context), None
 

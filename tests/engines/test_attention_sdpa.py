@@ -5,20 +5,18 @@ from itertools import product
 
 import pytest
 import torch
-from numerics import assert_within_budget, attend, lengths_mask
+from numerics import assert_within_budget, attend, lengths_mask, whole_window
 
 from hf_deberta import HfDebertaConfig, HfDebertaModel
 from hf_deberta.engines import attention_sdpa
 from hf_deberta.engines.attention_sdpa import needs_float32
 from hf_deberta.model import attention_sdpa as plain_sdpa
 from hf_deberta.model.attention import attention_scale, disentangled_attention
-from hf_deberta.model.attention_reference import score_terms, visible_softmax
+from hf_deberta.model.attention_reference import position_terms, visible_softmax
 from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import (
     RelativePositions,
-    may_be_pruned,
-    rows_between,
-    rows_for_length,
+    rows_at,
     rows_of_distances,
 )
 
@@ -108,21 +106,21 @@ def test_on_devices_documents_become_a_padded_batch(kind, monkeypatch):
 
 def assert_equal_to_the_reference(table, kind):
     k, buckets = TABLES[table]
-    rows, span = rows_of_distances(k, buckets), buckets or k
+    rows = rows_of_distances(k, buckets)
     torch.manual_seed(0)
     for length in (1, 2, 17, 40, 90):
-        first, last = rows_for_length(length, span) if may_be_pruned(rows, span) else (0, 2 * span)
+        window = whole_window(rows).for_length(length)
         batch, queries = (1 if "packed" in kind else 2), (3 if "some" in kind else length)
         for terms in TERMS:
             leaves = {
                 "query": leaf(batch, HEADS, queries, WIDTH),
                 "key": leaf(batch, HEADS, length, WIDTH),
                 "value": leaf(batch, HEADS, length, WIDTH),
-                "position_key": leaf(HEADS, last - first, WIDTH),
-                "position_query": leaf(HEADS, last - first, WIDTH),
+                "position_key": leaf(HEADS, window.end - window.first, WIDTH),
+                "position_query": leaf(HEADS, window.end - window.first, WIDTH),
             }
             arguments = mask_arguments(kind, batch, length, queries)
-            arguments |= {"terms": terms, "rows_of_distance": rows, "first_row": first}
+            arguments |= {"terms": terms, "rows_of_distance": rows, "first_row": window.first}
             weight = torch.randn_like(leaves["query"])
             results = {}
             for backend in ("eager", "sdpa"):
@@ -305,10 +303,10 @@ def test_on_a_gpu(case, dtype):
         """Equation 4 with all numbers in the same type, as Transformers computes it."""
         positions = RelativePositions.from_tables(position_key, position_query, rows)
         at = torch.arange(length, device="cuda")
-        row = rows_between(at[None], at, rows)
-        terms = score_terms(query * scale, key, positions.scaled(scale, dtype), row)
+        row = rows_at(at[None, :, None] - at, rows)
+        terms = position_terms(query * scale, key, positions.scaled(scale, dtype), row)
         visible = AttentionMask(**mask).visible(length, query.device)
-        return visible_softmax(sum(terms.values()), visible) @ value
+        return visible_softmax(sum(terms.values(), start=query * scale @ key.mT), visible) @ value
 
     def with_backend(backend):
         return lambda *inputs: attend(*inputs, rows_of_distance=rows, backend=backend, **mask)[0]

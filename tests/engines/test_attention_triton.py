@@ -16,7 +16,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from numerics import assert_same_by_name, assert_within_budget, attend, lengths_mask, tiny_inputs, tiny_model
+from numerics import (
+    assert_same_by_name,
+    assert_within_budget,
+    attend,
+    lengths_mask,
+    relative_positions,
+    tiny_inputs,
+    tiny_model,
+    whole_window,
+)
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from hf_deberta import HfDebertaForSequenceClassification
@@ -29,8 +38,7 @@ from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import (
     RelativePositions,
-    may_be_pruned,
-    rows_for_length,
+    TableWindow,
     rows_of_distances,
     saturation_of,
 )
@@ -71,12 +79,12 @@ def poison():
 def inputs_of(table, length, batch=1, heads=1, size=20, dtype=torch.float32, device="cpu", pruned=False):
     """Inputs with gradients by name, the rows of distances, and the first row in use."""
     torch.manual_seed(0)
-    rows, span = rows_of_distances(*table), table[1] or table[0]
-    first, last = rows_for_length(length, span) if pruned and may_be_pruned(rows, span) else (0, 2 * span)
+    rows = rows_of_distances(*table)
+    window = whole_window(rows).for_length(length) if pruned else whole_window(rows)
     shapes = dict.fromkeys(("query", "key", "value"), (batch, heads, length, size))
-    shapes |= dict.fromkeys(("position_key", "position_query"), (heads, last - first, size))
+    shapes |= dict.fromkeys(("position_key", "position_query"), (heads, window.end - window.first, size))
     leaves = {name: torch.randn(shape).to(device, dtype) for name, shape in shapes.items()}
-    return {name: leaf.requires_grad_() for name, leaf in leaves.items()}, rows.to(device), first
+    return {name: leaf.requires_grad_() for name, leaf in leaves.items()}, rows.to(device), window.first
 
 
 def results(call, leaves):
@@ -95,7 +103,7 @@ def in_both(leaves, rows, first, terms, dtype=torch.float64, scale=None, **mask)
     leaves = {name: leaf if given.get(name, True) else None for name, leaf in leaves.items()}
 
     def ours(query, key, value, position_key, position_query):
-        positions = RelativePositions.from_tables(position_key, position_query, rows, terms, first) if terms else None
+        positions = relative_positions(position_key, position_query, rows, terms, first) if terms else None
         return triton_attention(query, key, value, positions, AttentionMask(**mask), 0.0, scale)[0]
 
     def reference(**tensors):
@@ -240,7 +248,9 @@ MASKS_BY_LENGTH = {
 @pytest.mark.parametrize("kind", MASKS_BY_LENGTH)
 def test_compiles_to_one_graph_for_all_lengths(kind):
     def attention(query, key, value, position_key, position_query):
-        positions = RelativePositions(position_key, position_query, rows, 12, BOTH)
+        positions = RelativePositions(
+            position_key, position_query, TableWindow(0, 24, rows, 12, can_shrink=False), BOTH
+        )
         return disentangled_attention(query, key, value, positions, AttentionMask(**fields), backend="triton")[0]
 
     torch.compiler.reset()

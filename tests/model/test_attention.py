@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from numerics import TERMS, gradients, tiny_inputs, tiny_model
+from numerics import TERMS, gradients, tiny_inputs, tiny_model, whole_window
 from numerics import attend as attend_with
 from transformers import AttentionInterface
 
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
 from hf_deberta.model.batch_layout import document_numbers
-from hf_deberta.model.relative_position import rows_for_length, rows_of_distances
+from hf_deberta.model.relative_position import rows_of_distances
 
 TABLES = {"buckets": (64, 16), "clipped": (6, 0)}  # k, buckets
 HEADS, SIZE = 2, 4
@@ -33,9 +33,9 @@ def attend(inputs, table="buckets", **options):
 
 def windowed(inputs, table="buckets"):
     """The same inputs with only the rows that the length uses, and the first of these rows."""
-    first, last = rows_for_length(inputs["query"].shape[2], span(table))
-    window = {name: inputs[name][:, first:last] for name in ("position_key", "position_query")}
-    return {**inputs, **window}, first
+    rows = whole_window(rows_of_distances(*TABLES[table])).for_length(inputs["query"].shape[2])
+    tables = {name: inputs[name][:, rows.first : rows.end] for name in ("position_key", "position_query")}
+    return {**inputs, **tables}, rows.first
 
 
 def weighted(context):

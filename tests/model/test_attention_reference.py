@@ -49,7 +49,7 @@ def reference_attention(
 
 def relative_positions(position_key, position_query, terms):
     """Tables without the row of each distance, for calls that give the row of each pair."""
-    return RelativePositions(position_key, position_query, torch.empty(0), 0, terms)
+    return RelativePositions.from_tables(position_key, position_query, torch.zeros(1, dtype=torch.long), terms)
 
 
 def by_hand(query, key, value, position_key, position_query, row, visible, scale, terms):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from numerics import whole_window
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
@@ -10,8 +11,6 @@ from hf_deberta.model.relative_position import (
     may_be_pruned,
     row_numbers,
     rows_at,
-    rows_between,
-    rows_for_length,
     rows_of_distances,
     saturation_of,
 )
@@ -68,8 +67,9 @@ def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
     before = (span(k, buckets),) * 2
     for length in sorted({1, 2, 3, 5, 8, 9, 10, 31, 33, k - 1, k, k + 1, 3 * k} - {0}):
         position = torch.arange(length)
-        reached = rows_between(position, position, table)
-        first, last = rows_for_length(length, span(k, buckets))
+        reached = rows_at(position[:, None] - position, table)
+        window = whole_window(table).for_length(length)
+        first, last = window.first, window.end
         assert first <= reached.min() and reached.max() < last, f"length {length}"
         assert first >= 0 and last <= 2 * span(k, buckets)
         assert last - first <= 2 * length  # no more than there are distances
