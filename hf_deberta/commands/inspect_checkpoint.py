@@ -111,7 +111,7 @@ def saved_by_one_layer(model: PreTrainedModel, batch: int, tokens: int) -> int:
     encoder_model: Any = model.base_model
     embeddings = torch.zeros(batch, tokens, model.config.hidden_size, device="meta")
     layout = encoder_model.batch_layout(inputs_embeds=embeddings)
-    states = encoder_model.embed(layout, None, None, embeddings)
+    states = encoder_model.embeddings(None, None, layout, embeddings)
     table, layout = encoder_model.encoder.position_table(layout)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}

@@ -126,6 +126,7 @@ def layout_of_row(layout: BatchLayout, unpadding: Unpadding) -> BatchLayout:
         documents=document_numbers(bounds, total)[None],
         position_ids=None,
         length=total,
+        longest=unpadding.longest,
         unpadding=unpadding,
         padded=layout,
     )

@@ -131,7 +131,7 @@ def attention_forward(in_tree: Callable) -> Callable:
         layout = attention_mask
         query, key, value = _project(self, hidden_states)
         projection = table_projection_of(self)
-        positions = projection.relative_positions(rel_embeddings, layout.window, layout.largest_span(), self)
+        positions = projection.relative_positions(rel_embeddings, layout.window, layout.longest, self)
         dropout_p = self.dropout.p if self.dropout.training else 0.0
         states, probabilities = attend(
             query, key, value, positions, layout.attention_mask, dropout_p, projection.scale, layout.backend
@@ -230,11 +230,11 @@ def shared_by_layers(
         layout = unpad(layout, states.shape[-1])
     backend = "eager" if output_attentions else _attn_implementation
     layout = replace(layout, backend=backend, output_attentions=output_attentions)
-    warn_past_largest_distance(layout.largest_span(), distance_parameters(encoder), "hf_deberta.enable")
+    warn_past_largest_distance(layout.longest, distance_parameters(encoder), "hf_deberta.enable")
     if getattr(encoder, "rel_embeddings", None) is None:  # no relative attention, or hf_deberta.optimize() took it
         return layout, None
     whole = whole_table_of(encoder, states)
     if whole is None:
         return None
-    table, window = position_table(encoder, whole, layout.largest_span())
+    table, window = position_table(encoder, whole, layout.longest)
     return replace(layout, window=window), table

@@ -37,17 +37,15 @@ logger = logging.get_logger(__name__)
 AUTO = "auto"
 
 Result = tuple[torch.Tensor, torch.Tensor | None]  # context [B, H, Q, d], probabilities [B, H, Q, K]
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key, value
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A way of computing disentangled attention; calls that it does not support go to its `fallback`."""
+    """A way of computing disentangled attention; calls that it does not support go to "sdpa"."""
 
     attend: Callable[..., Result]
     unsupported_reason: Callable[..., str | None] = lambda *_: None  # has the parameters of `attend` but the scale
-    supports_query_positions: bool = True  # if not, such calls go to the fallback without a warning
-    fallback: str = "sdpa"
+    supports_query_positions: bool = True  # if not, such calls go to "sdpa" without a warning
 
 
 BACKENDS = {"eager": Backend(reference_attention), "sdpa": Backend(sdpa_attention)}
@@ -105,11 +103,22 @@ def attend(
     scale: float,
     backend: str,
 ) -> Result:
-    """`disentangled_attention` of a layer, whose inputs need no checks."""
+    """`disentangled_attention` of a layer, whose inputs need no checks; in reference mode always "eager"."""
+    call = query, key, value, positions, mask, dropout_p
+    if in_reference_mode():
+        return BACKENDS["eager"].attend(*call, scale)
     if backend == AUTO:
-        backend = choose_backend(query, key, value, positions, mask, dropout_p, scale)
-    selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
-    return selected.attend(query, key, value, positions, mask, dropout_p, scale)
+        backend = choose_backend(*call, scale)
+    if backend not in BACKENDS:
+        return _attend_outside(backend, *call, scale)
+    selected = BACKENDS[backend]
+    if mask.query_positions is not None and not selected.supports_query_positions:
+        selected = BACKENDS["sdpa"]
+    elif (reason := selected.unsupported_reason(*call)) is not None:
+        if not in_captured_graph():
+            logger.warning_once(f"backend {backend!r} falls back to 'sdpa': {reason}")
+        selected = BACKENDS["sdpa"]
+    return selected.attend(*call, scale)
 
 
 @replaceable
@@ -154,40 +163,18 @@ def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
     return function
 
 
-def _select_backend(
-    name: str, tensors: Tensors, positions: RelativePositions | None, mask: AttentionMask, dropout_p: float
-) -> Backend:
-    """The backend of this name, or its fallback; always "eager" in reference mode."""
-    if in_reference_mode():
-        return BACKENDS["eager"]
-    if name not in BACKENDS:
-        return _external_backend(name)
-    backend = BACKENDS[name]
-    if mask.query_positions is not None and not backend.supports_query_positions:
-        return BACKENDS[backend.fallback]
-    reason = backend.unsupported_reason(*tensors, positions, mask, dropout_p)
-    if reason is None:
-        return backend
-    if not in_captured_graph():
-        logger.warning_once(f"backend {name!r} falls back to {backend.fallback!r}: {reason}")
-    return BACKENDS[backend.fallback]
-
-
-def _external_backend(name: str) -> Backend:
+def _attend_outside(name: str, query, key, value, positions, mask, dropout_p, scale) -> Result:
+    """Call an attention function from outside the package."""
     function = registered_attention_function(name)
-
-    def call(query, key, value, positions, mask, dropout_p, scale) -> Result:
-        if positions is not None:
-            positions = replace(positions.scaled(scale, query.dtype), query_scale=1.0)
-        context = function(query * scale, key, value, positions, mask, dropout_p)
-        if not torch.is_tensor(context) or context.shape != query.shape:
-            raise TypeError(
-                f"attention function {name!r} must return the context [B, H, Q, d] = {tuple(query.shape)} alone; it is "
-                "called like the backends of hf_deberta.model.attention, not like Transformers' attention functions"
-            )
-        return context, None
-
-    return Backend(call)
+    if positions is not None:
+        positions = replace(positions.scaled(scale, query.dtype), query_scale=1.0)
+    context = function(query * scale, key, value, positions, mask, dropout_p)
+    if not torch.is_tensor(context) or context.shape != query.shape:
+        raise TypeError(
+            f"attention function {name!r} must return the context [B, H, Q, d] = {tuple(query.shape)} alone; it is "
+            "called like the backends of hf_deberta.model.attention, not like Transformers' attention functions"
+        )
+    return context, None
 
 
 def _check_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:

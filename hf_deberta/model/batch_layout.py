@@ -142,9 +142,11 @@ class BatchLayout:
     documents: torch.Tensor | None  # [B, N], the number of each token's document
     position_ids: torch.Tensor | None  # [B or 1, N], as given, or counted from the start of each document
     length: int  # N
+    longest: int  # tokens of the longest sequence: a document, or the row
     device: torch.device
     backend: str = "auto"  # of attention
     output_attentions: bool = False  # return probabilities; the backend is then "eager"
+    output_hidden_states: frozenset[int] = frozenset()  # indices of the states to return; 0: the embeddings
     window: TableWindow | None = None  # of the relative table; None without relative positions
     unpadding: Any = None  # engines.unpadding.Unpadding, if the layers compute one row of real tokens
     padded: "BatchLayout | None" = None  # the batch [B, N], if so
@@ -172,7 +174,8 @@ class BatchLayout:
         """Metadata from a model's inputs, which are checked; `causal`: no token sees those after it."""
         batch, length = shape
         check_tensors(position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
-        _check_position_ids(position_ids, batch, length)
+        if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
+            raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
         if cu_seq_lens_q is not None and batch != 1:
             raise ValueError(f"cu_seq_lens_q describes one packed row, not a batch of {batch}")
         mask = token_mask = documents = lengths = longest = None
@@ -197,7 +200,9 @@ class BatchLayout:
                 first = next_real_tokens(token_mask).gather(1, first)
             position_ids = (torch.arange(length, device=device) - first).clamp(min=0)
         attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
-        return cls(attention, token_mask, documents, position_ids, length, device)
+        return cls(
+            attention, token_mask, documents, position_ids, length, length if longest is None else longest, device
+        )
 
     def for_queries(self, positions: torch.Tensor | None) -> "BatchLayout":
         """This layout for queries at positions [B, Q]; None for all of them."""
@@ -255,10 +260,6 @@ class BatchLayout:
         if bounds is not None:
             exist = exist & (positions < bounds[1:])
         return states.masked_fill(~exist[..., None].to(states.device), 0)
-
-    def largest_span(self) -> int:
-        """Tokens of the longest sequence: a document, or the row."""
-        return self.length if self.attention_mask.longest is None else self.attention_mask.longest
 
 
 @replaceable
@@ -323,11 +324,6 @@ def next_real_tokens(token_mask: torch.Tensor) -> torch.Tensor:
     last = token_mask.shape[1] - 1
     positions = torch.arange(last + 1, device=token_mask.device).expand_as(token_mask)
     return positions.masked_fill(~token_mask, last).flip(-1).cummin(-1).values.flip(-1)
-
-
-def _check_position_ids(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
-    if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
-        raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
 
 
 def check_one_document(position_ids: torch.Tensor | None) -> None:

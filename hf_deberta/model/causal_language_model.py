@@ -78,9 +78,9 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 "causal language model must not; use a configuration with conv_kernel_size=0, or causal=False"
             )
         layout = self.deberta.batch_layout(*inputs, causal=True, **others)
-        embeddings = self.deberta.embed(layout, input_ids, token_type_ids, inputs_embeds)
+        embeddings = self.deberta.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        labels = self._check_labels(labels, attention_mask, tokens, others.get("max_predictions_per_row"))
+        labels = self._prepare_labels(labels, attention_mask, tokens, others.get("max_predictions_per_row"))
         labels = None if labels is None else next_token_labels(labels, layout)
         batch, length = embeddings.shape[:2]
         last_positions = None

@@ -27,7 +27,7 @@ from .batch_layout import BatchLayout, gather, real_tokens, scatter
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, can_read_values, in_captured_graph
 from .losses import IGNORED, class_labels, cross_entropy, cross_entropy_per_item, mean_over_items
-from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
+from .modeling_hf_deberta import HfDebertaModel, gather_positions
 from .pretrained_model import HfDebertaPreTrainedModel
 from .slots import linear, replaceable
 
@@ -228,9 +228,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         layout = self.deberta.batch_layout(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        embeddings = self.deberta.embed(layout, input_ids, token_type_ids, inputs_embeds)
+        embeddings = self.deberta.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        labels = self._check_labels(labels, attention_mask, tokens, kwargs.get("max_predictions_per_row"))
+        labels = self._prepare_labels(labels, attention_mask, tokens, kwargs.get("max_predictions_per_row"))
         return self._predict(embeddings, layout, labels, num_items_in_batch, **kwargs)
 
     def _predict(
@@ -243,31 +243,32 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         **kwargs: Unpack[MaskedLMKwargs],
     ) -> HfDebertaMaskedLMOutput:
         """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
-        output_flags = self.deberta.output_flags(**kwargs)
         max_predictions_per_row = kwargs.get("max_predictions_per_row")
         sparse = self._uses_sparse_prediction(kwargs.get("sparse_prediction"), max_predictions_per_row)
         uses_decoder = self.config.uses_mask_decoder
-        encoded = self.deberta.encoder(embeddings, layout, output_flags.hidden_states, skip_last=uses_decoder)
+        encoded = self.deberta.encoder(embeddings, layout, skip_last=uses_decoder)
         states = encoded.last_hidden_state
-        if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
-            encoded = self._with_last_layer(encoded, layout, output_flags.hidden_states)
+        if uses_decoder and (layout.output_attentions or layout.output_hidden_states):
+            encoded = self._with_last_layer(encoded, layout)
         if labels is not None and sparse and layout.padded is not None and layout.unpadding.lengths is None:
             # a row of documents of unknown lengths would multiply each query with the keys of all documents
             states, layout = scatter(states, layout), layout.padded
+        labelled = None
         if labels is not None:
-            gathered = gather(labels, layout)
-            if can_read_values(labels) or gathered is not labels:
-                max_predictions_per_row = None  # the number of labels costs little to read, and may be smaller
-            labels = gathered
-            query_positions = labelled_positions(labels, max_predictions_per_row) if sparse else None
+            if can_read_values(labels) or layout.unpadding is not None:
+                max_predictions_per_row = None  # on the CPU count the labels: the given maximum may be larger
+            labels, query_positions = gather(labels, layout), None
+            if sparse:
+                labelled = labels != IGNORED  # [B, N]
+                query_positions = labelled_positions(labelled, max_predictions_per_row)
         if uses_decoder:
             states = self._decode(states, layout, query_positions)
         else:
             states = gather_positions(states, query_positions)
         fields: Mapping[str, torch.Tensor | None]
-        if labels is not None and sparse:
+        if labels is not None and labelled is not None:
             fields = self._predict_labelled(
-                states, labels, layout, query_positions, num_items_in_batch, max_predictions_per_row,
+                states, labels, labelled, layout, query_positions, num_items_in_batch, max_predictions_per_row,
                 kwargs.get("sampling_temperature"),
             )  # fmt: skip
         else:
@@ -280,7 +281,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             attentions=encoded.attentions,
         )
 
-    def _check_labels(
+    def _prepare_labels(
         self,
         labels: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
@@ -321,15 +322,12 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         table, layout = encoder.position_table(layout)
         return encoder.layer[-1](states, table, layout, query_states, self.config.emd_steps)[0]
 
-    def _with_last_layer(
-        self, encoded: BaseModelOutput, layout: BatchLayout, output_hidden_states: bool | int | list[int]
-    ) -> BaseModelOutput:
+    def _with_last_layer(self, encoded: BaseModelOutput, layout: BatchLayout) -> BaseModelOutput:
         """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
         table, layout = encoder.position_table(layout)
         last, probabilities = encoder.layer[-1](before_last, table, layout)
-        layers = self.config.num_hidden_layers
-        last_state: Any = scatter(last, layout) if layers in kept_states(output_hidden_states, layers + 1) else None
+        last_state: Any = scatter(last, layout) if len(encoder.layer) in layout.output_hidden_states else None
         return BaseModelOutput(
             last_hidden_state=last,
             hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last_state),
@@ -340,6 +338,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         self,
         states: torch.Tensor,  # [B, Q or N, hidden]
         labels: torch.Tensor,  # [B, N]
+        labelled: torch.Tensor,  # [B, N] of bool
         layout: BatchLayout,
         query_positions: torch.Tensor | None,  # [B, Q]
         num_items_in_batch: torch.Tensor | int | None,
@@ -347,14 +346,13 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sampling_temperature: float | None,
     ) -> dict[str, torch.Tensor | None]:
         """Return the output fields of sparse prediction, without logits if nothing can observe them."""
-        labelled = labels != IGNORED  # [B, N]
         if query_positions is not None:
             labels = labels.gather(1, query_positions)
         if max_predictions_per_row is not None:
             states, labels = states.flatten(0, 1), labels.flatten()  # M = B Q, some without a label
         else:
-            predicted = labels != IGNORED  # [B, Q or N]
-            states, labels = states[predicted], labels[predicted]
+            has_label = labelled if query_positions is None else labelled.gather(1, query_positions)
+            states, labels = states[has_label], labels[has_label]
         head = self.lm_predictions.lm_head
         fields = vocabulary_loss(head, states, labels, num_items_in_batch, sampling_temperature) | {"labels": labels}
         loss = cast(torch.Tensor, fields.pop("loss"))
@@ -366,16 +364,15 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         return {"loss": loss, **fields}
 
 
-def labelled_positions(labels: torch.Tensor, max_predictions_per_row: int | None = None) -> torch.Tensor | None:
-    """Return the positions [B, Q] that have a label, in ascending order.
+def labelled_positions(labelled: torch.Tensor, max_predictions_per_row: int | None = None) -> torch.Tensor | None:
+    """Return the positions [B, Q] of labels, in ascending order, from a mask [B, N] that is True at each of them.
 
     Q is `max_predictions_per_row`, by default the largest number in a row, and at least 1. Rows with fewer labels are
     filled with positions that have none. Return None, for all positions, if Q is nearly N: attention of all queries
     needs no gathered copies and is then faster.
     """
-    labelled = labels != IGNORED
     most = int(labelled.sum(1).max()) if max_predictions_per_row is None else max_predictions_per_row
     most = max(most, 1)
-    if most > DENSE_DECODING_THRESHOLD * labels.shape[1]:
+    if most > DENSE_DECODING_THRESHOLD * labelled.shape[1]:
         return None
     return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most].sort(dim=1).values

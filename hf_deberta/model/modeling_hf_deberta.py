@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .attention import attend, attention_scale
+from .attention import AUTO, attend, attention_scale
 from .batch_layout import BatchLayout, check_one_document, gather, scatter, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, may_hold_padding, product_dtype, require_tokens
@@ -38,13 +38,6 @@ from .relative_position import (
 from .slots import linear
 
 logger = logging.get_logger(__name__)
-
-
-class OutputFlags(NamedTuple):
-    """What a model returns besides its main output."""
-
-    attentions: bool
-    hidden_states: bool | int | list[int]  # indices as in Transformers, or all or none
 
 
 class HfDebertaEmbeddings(nn.Module):
@@ -71,6 +64,8 @@ class HfDebertaEmbeddings(nn.Module):
         layout: BatchLayout,
         inputs_embeds: torch.Tensor | None,  # [B, N, embedding]
     ) -> torch.Tensor:
+        """Embeddings [B, N, hidden], with padding even if the layers compute without it."""
+        layout = layout.padded or layout
         words = input_ids if inputs_embeds is None else inputs_embeds
         assert words is not None
         embeddings = self.word_embeddings(words) if words.dim() == 2 else words
@@ -142,9 +137,7 @@ class HfDebertaSelfAttention(nn.Module):
         self, states: torch.Tensor, position_table: torch.Tensor | None, layout: BatchLayout
     ) -> ProjectedKeys:
         """Keys and values of states [B, N, hidden], and the position terms from the table [R, hidden]."""
-        relative = self.table_projection().relative_positions(
-            position_table, layout.window, layout.largest_span(), self
-        )
+        relative = self.table_projection().relative_positions(position_table, layout.window, layout.longest, self)
         inputs = states.to(product_dtype(states))
         key = split_heads(linear(self.key_proj, inputs), self.head_size)
         value = split_heads(linear(self.value_proj, inputs), self.head_size)
@@ -272,26 +265,25 @@ class HfDebertaEncoder(nn.Module):
 
     def position_table(self, layout: BatchLayout) -> tuple[torch.Tensor | None, BatchLayout]:
         """The relative table [R, hidden], and the layout with the table's rows; None without relative attention."""
-        table, window = position_table(self, self.whole_table(), layout.largest_span())
+        table, window = position_table(self, self.whole_table(), layout.longest)
         return table, replace(layout, window=window)
 
     def forward(
         self,
-        hidden_states: torch.Tensor,  # [B, N, hidden], the embeddings
+        embeddings: torch.Tensor,  # [B, N, hidden]
         layout: BatchLayout,
-        output_hidden_states: bool | int | list[int] = False,
         skip_last: bool = False,
-        query_positions: torch.Tensor | None = None,  # [B, Q]
+        query_positions: torch.Tensor | None = None,  # [B or 1, Q]
     ) -> BaseModelOutput:
         """The output of all layers; `skip_last` leaves the last one to the enhanced mask decoder.
 
-        With `query_positions`, which increase along each row, `last_hidden_state` is [B, Q, hidden], and the last layer
-        computes no other states unless they are requested. `output_hidden_states` may hold indices, as in Transformers;
-        the other states are then None. `hidden_states` of the output have their padding.
+        If the layers compute without padding, `last_hidden_state` has none either: [1, total, hidden]; `hidden_states`
+        have their padding. With `query_positions`, which increase along each row, `last_hidden_state` is [B, Q, hidden]
+        and the last layer computes no other states unless they are requested.
         """
-        embeddings = hidden_states
+        hidden_states = embeddings = gather(embeddings, layout)
         table, layout = self.position_table(layout)
-        kept = kept_states(output_hidden_states, len(self.layer) + 1)
+        kept = layout.output_hidden_states
         states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in kept else None]
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
@@ -300,6 +292,7 @@ class HfDebertaEncoder(nn.Module):
         for i, layer in enumerate(list(self.layer)[:-1] if skip_last else self.layer):
             query_states = None
             if i == last and query_positions is not None and not last_layer_for_all_tokens:
+                query_positions = query_positions.expand(hidden_states.shape[0], -1)
                 query_states = gather_positions(hidden_states, query_positions)
                 layout = layout.for_queries(query_positions)
             hidden_states, probabilities = layer(hidden_states, table, layout, query_states)
@@ -318,18 +311,18 @@ class HfDebertaEncoder(nn.Module):
 
 
 def gather_positions(states: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """States [B, Q, hidden] at positions [B, Q] of states [B, N, hidden]; all states if there are no positions."""
+    """States [B, Q, hidden] at positions [B or 1, Q] of states [B, N, hidden]; all states if positions are None."""
     if positions is None:
         return states
-    return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
+    return states.gather(1, positions[..., None].expand(states.shape[0], -1, states.shape[-1]))
 
 
-def kept_states(output_hidden_states: bool | int | list[int], states: int) -> set[int]:
+def indices_of_states(output_hidden_states: bool | int | list[int] | None, states: int) -> frozenset[int]:
     """Indices of the hidden states to return, out of `states`; negative indices count from the end."""
-    if isinstance(output_hidden_states, bool):
-        return set(range(states)) if output_hidden_states else set()
+    if output_hidden_states is None or isinstance(output_hidden_states, bool):
+        return frozenset(range(states) if output_hidden_states else ())
     indices = [output_hidden_states] if isinstance(output_hidden_states, int) else output_hidden_states
-    return {index % states for index in indices}
+    return frozenset(index % states for index in indices)
 
 
 class HfDebertaModel(HfDebertaPreTrainedModel):
@@ -376,6 +369,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         or of each document's, [1, documents, hidden]: zero, without a gradient, for a row of padding only.
 
         `output_attentions` and `output_hidden_states` are as in Transformers, by default those of the configuration.
+        If the latter are indices, the other states are None.
 
         `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, with B = 1. `max_length_q` is the
         length of its longest document. Pass it on a GPU: without it a document may be as long as the row, because
@@ -386,28 +380,18 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         not wait until the mask can be read. A wrong number gives wrong outputs or a failed assertion of the device
         there, and a ValueError on the CPU. Saved folders without the package hf_deberta ignore it.
         """
-        flags = self.output_flags(**kwargs)
         layout = self.batch_layout(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        embeddings = self.embed(layout, input_ids, token_type_ids, inputs_embeds)
+        embeddings = self.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
         if first_token_only and attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
             check_one_document(position_ids)
         if first_token_only:
-            positions = layout.pooled_positions().expand(embeddings.shape[0], -1)
-            encoded = self.encoder(embeddings, layout, flags.hidden_states, query_positions=positions)
+            positions = layout.pooled_positions()
+            encoded = self.encoder(embeddings, layout, query_positions=positions)
             encoded.last_hidden_state = layout.scatter_pooled(encoded.last_hidden_state, positions)
         else:
-            encoded = self.encoder(embeddings, layout, flags.hidden_states)
+            encoded = self.encoder(embeddings, layout)
             encoded.last_hidden_state = scatter(encoded.last_hidden_state, layout)
         return encoded
-
-    def output_flags(self, **kwargs: Any) -> OutputFlags:
-        """The arguments, or the configuration's values for those that are None."""
-        attentions, hidden_states = kwargs.get("output_attentions"), kwargs.get("output_hidden_states")
-        if attentions is None:
-            attentions = self.config.output_attentions
-        if hidden_states is None:
-            hidden_states = self.config.output_hidden_states
-        return OutputFlags(bool(attentions), False if hidden_states is None else hidden_states)
 
     def batch_layout(
         self,
@@ -431,28 +415,22 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         layout = BatchLayout.from_inputs(
             attention_mask, position_ids, cu_seq_lens_q, shape, tokens.device, causal, kwargs.get("max_length_q")
         )
-        flags = self.output_flags(**kwargs)
-        layout = replace(layout, backend=self._backend(flags.attentions), output_attentions=flags.attentions)
-        returns_states = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
+        output_attentions, output_hidden_states = kwargs.get("output_attentions"), kwargs.get("output_hidden_states")
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        backend = str(self.config._attn_implementation)
+        if output_attentions and backend not in (AUTO, "eager"):
+            logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
+        layout = replace(
+            layout,
+            backend="eager" if output_attentions else backend,
+            output_attentions=bool(output_attentions),
+            output_hidden_states=indices_of_states(output_hidden_states, len(self.encoder.layer) + 1),
+        )
+        returns_states = layout.output_attentions or (bool(layout.output_hidden_states) and torch.is_grad_enabled())
         layout = unpadded(layout, self.config, returns_states, num_real_tokens)
         if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
-            warn_past_largest_distance(layout.largest_span(), self.encoder.distance_parameters, "from_pretrained")
+            warn_past_largest_distance(layout.longest, self.encoder.distance_parameters, "from_pretrained")
         return layout
-
-    def _backend(self, output_attentions: bool) -> str:
-        """The configured backend, or "eager" for attention probabilities."""
-        backend = str(self.config._attn_implementation)
-        if output_attentions and backend not in ("auto", "eager"):
-            logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
-        return "eager" if output_attentions else backend
-
-    def embed(
-        self,
-        layout: BatchLayout,
-        input_ids: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Embeddings [B, N, hidden], or of real tokens [1, total, hidden] if the layers compute these alone."""
-        embeddings = self.embeddings(input_ids, token_type_ids, layout.padded or layout, inputs_embeds)
-        return gather(embeddings, layout)

@@ -87,15 +87,14 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         The summed loss is divided by `num_items_in_batch`, by default the number of labelled tokens in this call. In a
         packed row the head adds to each token the state of its document's first token.
         """
-        output_flags = self.deberta.output_flags(**kwargs)
         layout = self.deberta.batch_layout(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        embeddings = self.deberta.embed(layout, input_ids, token_type_ids, inputs_embeds)
-        encoded = self.deberta.encoder(embeddings, layout, output_flags.hidden_states)
+        embeddings = self.deberta.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
+        encoded = self.deberta.encoder(embeddings, layout)
         states = encoded.last_hidden_state
-        first = layout.first_token_positions().expand(states.shape[0], -1).to(states.device)
-        logits = self.mask_predictions(states, gather_positions(states, first))
+        first_states = gather_positions(states, layout.first_token_positions().to(states.device))
+        logits = self.mask_predictions(states, first_states)
         logits = scatter(logits, layout)
         loss = None
         if labels is not None:

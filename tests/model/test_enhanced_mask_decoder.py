@@ -250,10 +250,10 @@ def test_absolute_positions_change_the_decoder_only():
 
 def test_labelled_positions():
     labels = torch.tensor([[-100, 5, -100, 0], [-100] * 4, [7, -100, -100, -100]])
-    positions = labelled_positions(labels)
+    positions = labelled_positions(labels != -100)
     assert positions.shape == (3, 2)
     assert positions[0].tolist() == [1, 3] and positions[2, 0] == 0
     assert labels.gather(1, positions).tolist() == [[5, 0], [-100, -100], [7, -100]]
-    assert labelled_positions(torch.full((2, 3), -100)).shape == (2, 1)
-    assert labelled_positions(torch.tensor([[5, 6, 7, -100], [-100] * 4])).shape == (2, 3)
-    assert labelled_positions(torch.tensor([[5, 6, 7, 8], [-100] * 4])) is None  # nearly all
+    assert labelled_positions(torch.zeros(2, 3, dtype=torch.bool)).shape == (2, 1)
+    assert labelled_positions(torch.tensor([[5, 6, 7, -100], [-100] * 4]) > 0).shape == (2, 3)
+    assert labelled_positions(torch.tensor([[5, 6, 7, 8], [-100] * 4]) > 0) is None  # nearly all

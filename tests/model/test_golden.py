@@ -110,7 +110,7 @@ def test_decoder_states_after_each_step(case, steps, tmp_path):
     with torch.no_grad():
         inputs = model_inputs(batch)
         context = model.deberta.batch_layout(**inputs)
-        embeddings = model.deberta.embed(context, inputs["input_ids"], inputs.get("token_type_ids"), None)
+        embeddings = model.deberta.embeddings(inputs["input_ids"], inputs.get("token_type_ids"), context, None)
         before_last = model.deberta.encoder(embeddings, context, skip_last=True).last_hidden_state
         states = model._decode(before_last, context, None)
     torch.testing.assert_close(states[batch["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
@@ -141,12 +141,13 @@ def encode_with_official_masks(model, batch, mask3d):
     """Return the output with the 2-D mask for embeddings, the 3-D mask for layers and no document boundaries."""
     deberta = model.deberta
     context = deberta.batch_layout(batch["input_ids"], batch["attention_mask_2d"])
-    embeddings = deberta.embed(context, batch["input_ids"], None, None)
+    embeddings = deberta.embeddings(batch["input_ids"], None, context, None)
     context = replace(
         context, attention_mask=AttentionMask(mask3d.bool()), token_mask=mask3d.bool().any(1), documents=None
     )
-    context = replace(context, backend="eager", output_attentions=True)
-    return deberta.encoder(embeddings, context, True), context
+    states = frozenset(range(len(deberta.encoder.layer) + 1))
+    context = replace(context, backend="eager", output_attentions=True, output_hidden_states=states)
+    return deberta.encoder(embeddings, context), context
 
 
 @pytest.mark.parametrize("case", ["case07a_v3_mask3d", "case07b_v2_conv_mask3d"])
