@@ -6,7 +6,7 @@ from .attention_sdpa import sdpa_attention
 from .linear_cross_entropy import loss_without_logits
 from .onednn import linear_by_onednn
 from .unpadding import unpadded_where_faster
-from .weight_cache import kept_by_weights
+from .weight_cache import from_weight_cache
 
 
 def _triton_attention(*call) -> attention.Result:
@@ -22,7 +22,7 @@ def _triton_unsupported_reason(*call) -> str | None:
 
 
 slots.linear.use(linear_by_onednn)
-slots.kept.use(kept_by_weights)
+slots.from_cache.use(from_weight_cache)
 batch_layout.unpadded.use(unpadded_where_faster)
 attention.choose_backend.use(checked_backend)
 enhanced_mask_decoder.vocabulary_loss.use(loss_without_logits)

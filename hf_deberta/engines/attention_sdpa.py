@@ -11,7 +11,6 @@ whose legend this file shares; r is the reach of a table. On devices documents o
 - Documents of a packed row are processed one by one; neighbours of equal length form a batch.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby, repeat
 from typing import NamedTuple
@@ -52,12 +51,6 @@ class Tables(NamedTuple):
 
     by_distance: DistanceTables
     saturation: int | None
-
-    def split(self, heads: int) -> Iterator["Tables"]:
-        """The tables of so many heads at a time."""
-        parts = [repeat(None) if each is None else each.split(heads) for each in self.by_distance]
-        for tables in zip(*parts, strict=False):
-            yield Tables(DistanceTables(*tables), self.saturation)
 
 
 def sdpa_attention(
@@ -104,7 +97,13 @@ def attend_with_scaled_queries(
     longest = max(lengths) if lengths else key.shape[2]
     tables = None
     if positions is not None and mask.query_positions is None:
-        tables = tables_for(positions, longest, can_join_parts(query, dropout_p))
+        # parts of the keys are joined by log sums, which the CPU's kernel returns, without dropout or gradients
+        can_join_parts = query.device.type == "cpu" and dropout_p == 0 and not torch.is_grad_enabled()
+        saturation = positions.window.saturation
+        if can_join_parts and longest > saturation + QUERY_BLOCK:
+            tables = Tables(distance_tables(positions, saturation + QUERY_BLOCK), saturation)
+        else:
+            tables = Tables(distance_tables(positions, longest), None)
     if lengths:
         return attend_documents(query, key, value, tables or positions, mask.query_positions, lengths, dropout_p)
     visible = visible_keys(mask, key)
@@ -265,9 +264,11 @@ def attend_rows(
     size = TRAINING_BLOCK if training else QUERY_BLOCK
     near = key.shape[2] if tables.saturation is None else min(key.shape[2], size + 2 * tables.saturation)
     heads = max(1, LARGEST_BIAS // max(1, query.shape[0] * min(query.shape[2], size) * near))
-    parts = zip(query.split(heads, 1), key.split(heads, 1), value.split(heads, 1), tables.split(heads), strict=True)
+    by_head = [repeat(None) if table is None else table.split(heads) for table in tables.by_distance]
+    parts = zip(query.split(heads, 1), key.split(heads, 1), value.split(heads, 1), *by_head, strict=False)
     recompute, contexts = torch.is_grad_enabled(), []  # each block for its gradients
-    for q, k, v, table in parts:
+    for q, k, v, *tables_of_heads in parts:
+        table = Tables(DistanceTables(*tables_of_heads), tables.saturation)
         if query.shape[2] <= size:
             contexts.append(attend_block(q, k, v, table, visible, 0, dropout_p))
             continue
@@ -342,19 +343,6 @@ def merge_partial_attention(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> t
     weights = torch.stack([log_sum for _, log_sum in parts]).softmax(0)[..., None].to(parts[0][0].dtype)
     products = [context * weight for (context, _), weight in zip(parts, weights, strict=True)]
     return sum(products[1:], start=products[0])
-
-
-def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
-    """True if attention over a part of the keys can return its log sum, which joining needs."""
-    return query.device.type == "cpu" and dropout_p == 0 and not torch.is_grad_enabled()
-
-
-def tables_for(positions: RelativePositions, longest: int, joins_parts: bool) -> Tables:
-    """The tables that the queries need; `longest` is the length of the longest sequence."""
-    saturation = positions.window.saturation
-    if joins_parts and longest > saturation + QUERY_BLOCK:
-        return Tables(distance_tables(positions, saturation + QUERY_BLOCK), saturation)
-    return Tables(distance_tables(positions, longest), None)
 
 
 def gathered_bias(

@@ -147,8 +147,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             return (None,) * 6
         factor = gradient / divisor
         # the gradient of the weight is large: scale it in place unless the graph is kept for another backward
-        kept = torch._C._autograd._get_current_graph_task_keep_graph()
-        scaled = [saved if saved is None else saved * factor if kept else saved.mul_(factor) for saved in gradients]
+        scale = torch.mul if torch._C._autograd._get_current_graph_task_keep_graph() else torch.Tensor.mul_
+        scaled = [saved if saved is None else scale(saved, factor) for saved in gradients]
         typed = (each if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
         return *typed, None, None, None
 
@@ -180,8 +180,8 @@ def compute_in_chunks(
         for start in range(0, labels.shape[0], size):
             chunk = slice(start, start + size)
             part = gradients._replace(states=None if gradients.states is None else gradients.states[chunk])
-            computed = compute_chunk(states[chunk], weight, bias, labels[chunk], sampling_temperature, part, loss_dtype)
-            for of_all, of_chunk in zip(tokens, computed, strict=True):
+            new = compute_chunk(states[chunk], weight, bias, labels[chunk], sampling_temperature, part, loss_dtype)
+            for of_all, of_chunk in zip(tokens, new, strict=True):
                 if of_all is not None and of_chunk is not None:
                     of_all[chunk] = of_chunk
     return tokens, gradients
@@ -274,11 +274,13 @@ def kernel_fault(device: torch.device, dtype: torch.dtype) -> Failure | None:
 
         with own_random_state(device):
             residual = logits.clone()
-            found = Tokens(*losses_and_residual(residual, labels, 1e-3, needs_residual=True))
+            tokens = Tokens(*losses_and_residual(residual, labels, 1e-3, needs_residual=True))
         expected, expected_residual = tokens_and_residual(logits, labels, 0.0, True, torch.float32)
-        wrong = [name for name in ("predictions", "samples") if not getattr(found, name).equal(getattr(expected, name))]
+        wrong = [
+            name for name in ("predictions", "samples") if not getattr(tokens, name).equal(getattr(expected, name))
+        ]
         tolerance = 2 * torch.finfo(dtype).eps + 1e-5  # of the type and of exponents
-        close = torch.allclose(found.losses, expected.losses, atol=1e-4, rtol=1e-4)
+        close = torch.allclose(tokens.losses, expected.losses, atol=1e-4, rtol=1e-4)
         errors = (residual.float() - expected_residual.float()).abs()[labels >= 0]
         wrong += ["losses"] * (not close) + ["residual"] * (not errors.max() <= tolerance)
     except Exception as error:  # of compilation, launch, ...: whatever a device may answer

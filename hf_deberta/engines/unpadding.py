@@ -16,6 +16,7 @@ from ..model.configuration_hf_deberta import HfDebertaConfig
 from ..model.input_checks import can_read_values, in_captured_graph
 from .guards import in_functorch_transform
 
+DENSE_OPERATIONS = 24  # of the linear layers of one layer, for each token and each square of the width
 MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
 COST_OF_EXTRA_CALLS = 1e8  # of attention per length of documents, in operations of dense layers
 # The same on devices, by counted bytes and launches, not by measured times. There the backend sdpa pads documents again
@@ -34,11 +35,6 @@ class Unpadding:
     shape: tuple[int, int]  # B, N
     lengths: tuple[int, ...] | None = None  # of the documents, ascending; None if they are the rows of the batch
     is_real: torch.Tensor | None = None  # [total], False for tokens beyond the real ones; None if there are none
-
-    @property
-    def longest(self) -> int:
-        """The length of the longest document, or a bound for it."""
-        return self.shape[1] if self.lengths is None else self.lengths[-1]
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """Return the real tokens of states [B, N, ...] as one row [1, total, ...]."""
@@ -105,7 +101,8 @@ def unpad(layout: BatchLayout, width: int, num_real_tokens: int | None = None) -
         return layout
     unpadding = None
     if mask is not None and can_read_values(mask):
-        check_number_of_tokens(mask, num_real_tokens)
+        if num_real_tokens is not None:
+            check_number_of_tokens(mask, num_real_tokens)
         if bool(mask.all()):
             return replace(layout, attention_mask=replace(layout.attention_mask, mask=None), token_mask=None)
         unpadding = unpadding_of_mask(mask, width)
@@ -118,23 +115,19 @@ def unpad(layout: BatchLayout, width: int, num_real_tokens: int | None = None) -
 
 def layout_of_row(layout: BatchLayout, unpadding: Unpadding) -> BatchLayout:
     """The layout of the batch as one row of its real tokens."""
-    bounds, total = unpadding.cu_seqlens, unpadding.index.shape[0]
+    bounds, total, lengths = unpadding.cu_seqlens, unpadding.index.shape[0], unpadding.lengths
+    longest = unpadding.shape[1] if lengths is None else lengths[-1]
     return replace(
         layout,
-        attention_mask=AttentionMask(cu_seqlens=bounds, lengths=unpadding.lengths, longest=unpadding.longest),
+        attention_mask=AttentionMask(cu_seqlens=bounds, lengths=lengths, longest=longest),
         token_mask=None,
         documents=document_numbers(bounds, total)[None],
         position_ids=None,
         length=total,
-        longest=unpadding.longest,
+        longest=longest,
         unpadding=unpadding,
         padded=layout,
     )
-
-
-def dense_operations(tokens: int, width: int) -> int:
-    """Return the operations of the linear layers of one layer, for so many tokens."""
-    return 24 * width**2 * tokens
 
 
 def is_right_padded(token_mask: torch.Tensor) -> bool:
@@ -155,7 +148,7 @@ def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
     if (
         real == 0
         or padding < MIN_PADDING_FRACTION * batch * tokens
-        or dense_operations(padding, width) < COST_OF_EXTRA_CALLS * lengths.unique().numel()
+        or DENSE_OPERATIONS * width**2 * padding < COST_OF_EXTRA_CALLS * lengths.unique().numel()
     ):
         return None
     if not is_right_padded(token_mask):
@@ -174,7 +167,7 @@ def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int, width: int) -
     padding = batch * tokens - real
     if (
         padding < MIN_PADDING_FRACTION_ON_DEVICES * batch * tokens
-        or dense_operations(padding, width) < COST_OF_EXTRA_LAUNCHES
+        or DENSE_OPERATIONS * width**2 * padding < COST_OF_EXTRA_LAUNCHES
     ):
         return None
     lengths = token_mask.sum(1)
@@ -225,12 +218,12 @@ def side_by_side(starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, 
     return Unpadding(index, cu_seqlens, shape, tuple(lengths.tolist()))
 
 
-def check_number_of_tokens(mask: torch.Tensor, given: int | None) -> None:
-    """Raise a ValueError unless `num_real_tokens`, if given, fits right-padded rows, none of them empty."""
-    if given is None:
-        return
+def check_number_of_tokens(mask: torch.Tensor, num_real_tokens: int) -> None:
+    """Raise a ValueError unless the number fits the mask, of right-padded rows, none of them empty."""
     real = int(mask.sum())
-    if not real <= given <= round_up(real):
-        raise ValueError(f"num_real_tokens is {given}, but attention_mask has {real} real tokens; pass its sum")
+    if not real <= num_real_tokens <= round_up(real):
+        raise ValueError(
+            f"num_real_tokens is {num_real_tokens}, but attention_mask has {real} real tokens; pass its sum"
+        )
     if not mask[:, 0].all() or not is_right_padded(mask):
         raise ValueError("num_real_tokens is for rows padded on the right, none of them empty; leave it out")

@@ -35,33 +35,34 @@ class CacheEntry(NamedTuple):
     result: Any
 
 
-class WeightCache:
-    """Cache of one result, together with the state of the weights that it was computed from.
+# beside the modules, so that copies, pickles and models of Transformers hold nothing of this
+_entries: WeakKeyDictionary[nn.Module, CacheEntry] = WeakKeyDictionary()
 
-    >>> cache = WeightCache()
-    >>> cache.get_or_compute((layer,), lambda: layer(states), states)  # computed
-    >>> cache.get_or_compute((layer,), lambda: layer(states), states)  # the same object, until `layer` changes
-    """
 
-    def __init__(self) -> None:
-        self._entry: CacheEntry | None = None
-
-    def get_or_compute(self, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object) -> Result:
-        """Return the cached result if the weights of `modules` and the `inputs` (by identity) are unchanged."""
-        weights: list[torch.Tensor] = [weight for module in modules for weight in module.parameters(recurse=False)]
-        entry, state = self._entry, weight_state(weights)
-        sums = [part for weight in weights for part in checksums(weight)]
-        if (
-            entry is not None
-            and entry.state == state
-            and len(entry.inputs) == len(inputs)
-            and all(old is new for old, new in zip(entry.inputs, inputs, strict=True))
-            and all(map(torch.equal, entry.checksums, sums))
-        ):
-            return entry.result
-        result = compute()
-        self._entry = CacheEntry(state, [part.clone() for part in sums], inputs, result)
-        return result
+def from_weight_cache(
+    owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
+) -> Result | None:
+    """Replace `from_cache`: the last result for this owner, if weights and inputs (by identity) are the same."""
+    on_device = [each for each in inputs if isinstance(each, torch.Tensor) and not each.is_cpu]
+    if on_device or in_captured_graph():  # which cannot hold a cache
+        return None
+    modules = tuple(modules)
+    if not can_cache(modules):
+        _entries.pop(owner, None)
+        return None
+    weights: list[torch.Tensor] = [weight for module in modules for weight in module.parameters(recurse=False)]
+    entry, state = _entries.get(owner), weight_state(weights)
+    sums = [part for weight in weights for part in checksums(weight)]
+    if (
+        entry is not None
+        and entry.state == state
+        and all(old is new for old, new in zip(entry.inputs, inputs, strict=True))
+        and all(map(torch.equal, entry.checksums, sums))
+    ):
+        return entry.result
+    result = compute()
+    _entries[owner] = CacheEntry(state, [part.clone() for part in sums], inputs, result)
+    return result
 
 
 def can_cache(modules: Iterable[nn.Module]) -> bool:
@@ -87,24 +88,6 @@ def is_fixed(module: nn.Module) -> bool:
     return is_unmodified_module(module) and all(
         weight.device.type == "cpu" and not weight.is_inference() for weight in module.parameters(recurse=False)
     )
-
-
-# beside the modules, so that copies, pickles and models of Transformers hold nothing of this
-_caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
-
-
-def kept_by_weights(
-    owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
-) -> Result | None:
-    """Replace `kept`: the result of the last call for this owner, if weights and inputs are the same."""
-    on_device = [each for each in inputs if isinstance(each, torch.Tensor) and not each.is_cpu]
-    if on_device or in_captured_graph():  # which cannot hold a cache
-        return None
-    modules = tuple(modules)
-    if can_cache(modules):
-        return _caches.setdefault(owner, WeightCache()).get_or_compute(modules, compute, *inputs)
-    _caches.pop(owner, None)
-    return None
 
 
 def weight_state(weights: list[torch.Tensor]) -> tuple[Any, ...]:

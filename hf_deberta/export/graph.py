@@ -99,9 +99,9 @@ def graph_layout_of(layout: BatchLayout, saturation: int) -> GraphLayout:
 class GraphAttention(nn.Module):
     """`HfDebertaSelfAttention` with constant tables [H, 2s + 1, d], laid out by distance."""
 
-    falling: torch.Tensor | None  # Kr, the largest distance first
-    rising: torch.Tensor | None  # Qr, the smallest distance first
-    constant: torch.Tensor | None  # p2p [H, 1, 2s + 1], the largest distance first
+    keys_by_falling_distance: torch.Tensor | None  # Kr, the largest distance first
+    queries_by_rising_distance: torch.Tensor | None  # Qr, the smallest distance first
+    p2p_by_falling_distance: torch.Tensor | None  # p2p [H, 1, 2s + 1], the largest distance first
 
     def __init__(self, attention: HfDebertaSelfAttention, table: torch.Tensor | None, window: TableWindow | None):
         """`table`: the whole relative table [R, hidden]; `window`: its rows."""
@@ -110,14 +110,14 @@ class GraphAttention(nn.Module):
         self.heads = len(weights.query[0]) // weights.table.head_size
         self.query = GraphLinear(*weights.query)
         self.key_value = GraphLinear(*concatenate_projections(weights.key, weights.value))
-        falling = rising = constant = None
+        key_table = query_table = p2p = None
         positions = weights.constant_positions(table, window)
         if positions is not None:
             positions = positions.scaled(1.0, torch.float64)  # for the products of p2p
-            falling, rising, constant = distance_tables(positions, positions.window.saturation)
-        self.register_buffer("falling", None if falling is None else falling.float())
-        self.register_buffer("rising", None if rising is None else rising.float())
-        self.register_buffer("constant", None if constant is None else constant.flip(1)[:, None].float())
+            key_table, query_table, p2p = distance_tables(positions, positions.window.saturation)
+        self.register_buffer("keys_by_falling_distance", None if key_table is None else key_table.float())
+        self.register_buffer("queries_by_rising_distance", None if query_table is None else query_table.float())
+        self.register_buffer("p2p_by_falling_distance", None if p2p is None else p2p.flip(1)[:, None].float())
 
     def project_keys(
         self, states: torch.Tensor, graph_layout: GraphLayout, layout: BatchLayout
@@ -160,24 +160,25 @@ class GraphAttention(nn.Module):
 
     def window_terms(self, query: torch.Tensor, key: torch.Tensor, graph_layout: GraphLayout) -> Iterator[torch.Tensor]:
         """The position terms of all queries, each [B, H, N, N] or [H, N, N]."""
-        if self.falling is not None:
-            yield skewed(query @ self.falling.index_select(1, graph_layout.window).mT)
-        if self.rising is not None:
-            yield skewed(key @ self.rising.index_select(1, graph_layout.window).mT).mT
-        if self.constant is not None:
-            yield skewed(self.constant.index_select(2, graph_layout.window).expand(-1, query.shape[2], -1))
+        if self.keys_by_falling_distance is not None:
+            yield skewed(query @ self.keys_by_falling_distance.index_select(1, graph_layout.window).mT)
+        if self.queries_by_rising_distance is not None:
+            yield skewed(key @ self.queries_by_rising_distance.index_select(1, graph_layout.window).mT).mT
+        if self.p2p_by_falling_distance is not None:
+            p2p = self.p2p_by_falling_distance.index_select(2, graph_layout.window)
+            yield skewed(p2p.expand(-1, query.shape[2], -1))
 
     def first_terms(self, query: torch.Tensor, key: torch.Tensor, graph_layout: GraphLayout) -> Iterator[torch.Tensor]:
         """The position terms of one query per sequence, its first real token, each [B, H, 1, N]."""
         rows = graph_layout.from_first
-        if self.falling is not None:
-            table = self.falling[:, rows].transpose(0, 1)  # [B or 1, H, N, d]
+        if self.keys_by_falling_distance is not None:
+            table = self.keys_by_falling_distance[:, rows].transpose(0, 1)  # [B or 1, H, N, d]
             yield query @ table.mT
-        if self.rising is not None:
-            table = self.rising.flip(1)[:, rows].transpose(0, 1)
+        if self.queries_by_rising_distance is not None:
+            table = self.queries_by_rising_distance.flip(1)[:, rows].transpose(0, 1)
             yield (key * table).sum(-1)[:, :, None]
-        if self.constant is not None:
-            yield self.constant[:, :, rows].permute(2, 0, 1, 3)
+        if self.p2p_by_falling_distance is not None:
+            yield self.p2p_by_falling_distance[:, :, rows].permute(2, 0, 1, 3)
 
 
 def skewed(product: torch.Tensor) -> torch.Tensor:

@@ -51,12 +51,13 @@ def table_projection_of(attention: InTree) -> TableProjection:
         return attention.table_projection()
     terms = tuple(term for term in ("c2p", "p2c") if term in attention.pos_att_type)
     if has_fused_projection(attention):
-        names, counted = ("pos_proj", "pos_q_proj"), attention.pos_att_type  # v1's scale counts terms that it lacks
+        names = ("pos_proj", "pos_q_proj")
+        terms_in_scale = attention.pos_att_type  # v1 counts terms that it lacks
     else:
         names = ("key_proj", "query_proj") if attention.share_att_key else ("pos_key_proj", "pos_query_proj")
-        counted = terms
+        terms_in_scale = terms
     size = attention.attention_head_size
-    scale = attention_scale(1 + len(counted), size)
+    scale = attention_scale(1 + len(terms_in_scale), size)
     if not attention.relative_attention:  # such a layer lacks the modules
         return TableProjection(key=None, query=None, dropout=nn.Identity(), head_size=size, scale=scale, terms=())
     return TableProjection(

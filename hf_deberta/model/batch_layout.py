@@ -187,7 +187,12 @@ class BatchLayout:
             longest = None if max_length_q is None else min(max_length_q, length)
             if can_read_values(cu_seq_lens_q):
                 lengths = lengths_between(cu_seq_lens_q.tolist(), length)
-                longest = longest_of(lengths, max_length_q)
+                longest = max(lengths)
+                if max_length_q is not None and max_length_q < longest:
+                    raise ValueError(
+                        f"max_length_q is {max_length_q}, but cu_seq_lens_q has a document of {longest} tokens; pass "
+                        f"{longest} or more"
+                    )
         elif mask is not None and mask.dim() == 3:
             hidden_neighbours = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither of the two sees the other
             documents = number_from_boundaries(hidden_neighbours)
@@ -217,13 +222,13 @@ class BatchLayout:
         as relative positions count it. Documents that a mask [B, N, N] separates are counted as one row. A ValueError
         if positions reach the `limit`, the number of position embeddings.
         """
-        given = self.position_ids
+        position_ids = self.position_ids
         if self.padded is not None:
-            given = gather(self.padded.absolute_positions().expand(self.unpadding.shape), self)
+            position_ids = gather(self.padded.absolute_positions().expand(self.unpadding.shape), self)
         if limit is not None:
-            check_positions(given, self.length, limit)
-        if given is not None:
-            return given
+            check_positions(position_ids, self.length, limit)
+        if position_ids is not None:
+            return position_ids
         positions, mask = torch.arange(self.length, device=self.device)[None], self.token_mask
         if mask is None or (can_read_values(mask) and bool(mask[:, 0].all())):
             return positions
@@ -333,16 +338,6 @@ def check_one_document(position_ids: torch.Tensor | None) -> None:
             "position_ids that do not rise one by one pack several documents into a row: pass their boundaries as "
             "cu_seq_lens_q to classify each document, for a row of logits per document"
         )
-
-
-def longest_of(lengths: tuple[int, ...], given: int | None) -> int:
-    """The length of the longest document, which `max_length_q`, if given, must not be below."""
-    longest = max(lengths)
-    if given is not None and given < longest:
-        raise ValueError(
-            f"max_length_q is {given}, but cu_seq_lens_q has a document of {longest} tokens; pass {longest} or more"
-        )
-    return longest
 
 
 def lengths_between(bounds: list[int], length: int) -> tuple[int, ...]:

@@ -41,8 +41,8 @@ def require_tokens(
     elif inputs_embeds is not None and input_ids is None:
         tokens, name, shape = inputs_embeds, "inputs_embeds", "[B, N, embedding]"
     else:
-        given = "neither" if input_ids is None else "both"
-        raise ValueError(f"pass either input_ids or inputs_embeds, not {given}")
+        number = "neither" if input_ids is None else "both"
+        raise ValueError(f"pass either input_ids or inputs_embeds, not {number}")
     if tokens.dim() != shape.count(",") + 1 or tokens.numel() == 0:
         raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tokens.shape)}")
     width = config.embedding_size

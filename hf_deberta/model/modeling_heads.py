@@ -446,9 +446,9 @@ def _refuse_packed_rows(kwargs: Mapping[str, Any]) -> None:
 def _flatten_choices(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Return tensors [B * choices, ...] from [B, choices, ...]."""
     check_tensors(**tensors)
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    inputs = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    shapes = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
     first = next(iter(shapes.values()), ())
     if len(first) < 3 or any(shape[:2] != first[:2] or len(shape) < 3 for shape in shapes.values()):
         raise ValueError(f"multiple choice takes input_ids [B, choices, N] and masks like them, not {shapes}")
-    return {name: tensor.flatten(0, 1) for name, tensor in given.items()}
+    return {name: tensor.flatten(0, 1) for name, tensor in inputs.items()}

@@ -283,12 +283,12 @@ class HfDebertaEncoder(nn.Module):
         """
         hidden_states = embeddings = gather(embeddings, layout)
         table, layout = self.position_table(layout)
-        kept = layout.output_hidden_states
-        states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in kept else None]
+        returned = layout.output_hidden_states
+        states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in returned else None]
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
         ends_with_convolution = last == 0 and self.conv is not None
-        last_layer_for_all_tokens = layout.output_attentions or last + 1 in kept or ends_with_convolution
+        last_layer_for_all_tokens = layout.output_attentions or last + 1 in returned or ends_with_convolution
         for i, layer in enumerate(list(self.layer)[:-1] if skip_last else self.layer):
             query_states = None
             if i == last and query_positions is not None and not last_layer_for_all_tokens:
@@ -298,14 +298,14 @@ class HfDebertaEncoder(nn.Module):
             hidden_states, probabilities = layer(hidden_states, table, layout, query_states)
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, layout.token_mask, layout.documents)
-            states.append(scatter(hidden_states, layout) if i + 1 in kept else None)
+            states.append(scatter(hidden_states, layout) if i + 1 in returned else None)
             if layout.output_attentions:
                 attentions.append(probabilities)
         if last_layer_for_all_tokens:
             hidden_states = gather_positions(hidden_states, query_positions)
         return BaseModelOutput(
             last_hidden_state=hidden_states,
-            hidden_states=cast(tuple[torch.Tensor, ...], tuple(states)) if kept else None,
+            hidden_states=cast(tuple[torch.Tensor, ...], tuple(states)) if returned else None,
             attentions=tuple(attentions) if layout.output_attentions else None,
         )
 

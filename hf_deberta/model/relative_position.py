@@ -19,7 +19,7 @@ from torch import nn
 from transformers.utils import logging
 
 from .input_checks import in_captured_graph, product_dtype
-from .slots import kept, linear
+from .slots import from_cache, linear
 
 logger = logging.get_logger(__name__)
 
@@ -128,7 +128,7 @@ class TableProjection:
         if table is None or window is None or not self.terms:
             return None
         modules = [module for module in (self.key, self.query, self.dropout) if module is not None]
-        positions = kept(owner, modules, lambda: self.project(table, window), table, window.rows_of_distance)
+        positions = from_cache(owner, modules, lambda: self.project(table, window), table, window.rows_of_distance)
         if positions is not None:
             return positions
         part = window.for_length(length)
@@ -160,7 +160,7 @@ def position_table(
 ) -> tuple[torch.Tensor | None, TableWindow | None]:
     """The normalised relative table [R, hidden] of an encoder, and its rows; None without relative attention.
 
-    The table has all rows if it is kept for other calls, else those that sequences of `length` tokens use.
+    The table has all rows if it is cached for other calls, else those that sequences of `length` tokens use.
     """
     if whole is None:
         return None, None
@@ -173,7 +173,7 @@ def position_table(
             table = norm(table)
         return table
 
-    table = kept(encoder, modules, lambda: rows_of(whole))
+    table = from_cache(encoder, modules, lambda: rows_of(whole))
     if table is not None:
         return table, whole
     window = whole.for_length(length)

@@ -62,11 +62,11 @@ def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
 
 
 @replaceable
-def kept(
+def from_cache(
     owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
 ) -> Result | None:
     """Return `compute()`, or what it returned before for this owner if weights and inputs are the same.
 
-    None if nothing can be kept; the caller then computes only what this call needs.
+    None if nothing can be cached; the caller then computes only what this call needs.
     """
     return None

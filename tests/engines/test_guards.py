@@ -219,7 +219,7 @@ def test_reference_mode_gives_the_same_output(with_gradients, packed, no_fast_pa
         inputs = {"input_ids": INPUTS["input_ids"].clamp(min=1), "position_ids": positions}
     with torch.set_grad_enabled(with_gradients):
         expected = model(**inputs).last_hidden_state
-        weight_cache._caches.clear()
+        weight_cache._entries.clear()
         assert onednn_products
         no_fast_path()
         with reference_mode():
