@@ -82,7 +82,11 @@ def disentangled_attention(
     """
     if mask is None:
         mask = AttentionMask()
-    _check_shapes(query, key, value)
+    if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            "query [B, H, Q, d] and key, value [B, H, K, d] must agree in B, H and d, not "
+            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+        )
     if positions is not None:
         positions.check(query.shape[1])
         if not positions.terms:
@@ -175,11 +179,3 @@ def _attend_outside(name: str, query, key, value, positions, mask, dropout_p, sc
             "called like the backends of hf_deberta.model.attention, not like Transformers' attention functions"
         )
     return context, None
-
-
-def _check_shapes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-    if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[-1] != key.shape[-1]:
-        raise ValueError(
-            "query [B, H, Q, d] and key, value [B, H, K, d] must agree in B, H and d, not "
-            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
-        )

@@ -44,10 +44,6 @@ class DistanceTables(NamedTuple):
     queries_by_rising_distance: torch.Tensor | None  # Qr [H, 2r + 1, d], the smallest distance first
     p2p_by_distance: torch.Tensor | None  # p2p [H, 2r + 1], the smallest distance first
 
-    def to(self, dtype: torch.dtype) -> "DistanceTables":
-        """These tables cast to `dtype`."""
-        return DistanceTables(*(None if table is None else table.to(dtype) for table in self))
-
 
 def sdpa_attention(
     query: torch.Tensor,  # [B, H, Q, d]
@@ -93,7 +89,8 @@ def attend_in_blocks(
         # few far keys would save less than it costs to lay their bias beside the other
         all_near = in_one_block or key.shape[2] <= size + 2 * saturation
         reach = key.shape[2] if all_near else size + saturation
-        tables = distance_tables(positions, reach).to(query.dtype)
+        wide_tables = distance_tables(positions, reach)
+        tables = DistanceTables(*(None if table is None else table.to(query.dtype) for table in wide_tables))
 
     def attend(block: torch.Tensor, start: int) -> torch.Tensor:
         bias = None

@@ -83,11 +83,9 @@ class AttentionMask:
             conditions.append(self._at_queries(self.mask))
         elif self.mask is not None:
             conditions.append(self._at_queries(self.mask[:, :, None]) & self.mask[:, None, :])
-        if self.documents is not None:
-            conditions.append(self._at_queries(self.documents[:, :, None]) == self.documents[:, None, :])
-        if self.cu_seqlens is not None:
-            document = document_numbers(self.cu_seqlens, keys)[None]
-            conditions.append(self._at_queries(document[:, :, None]) == document[:, None, :])
+        documents = self.documents if self.cu_seqlens is None else document_numbers(self.cu_seqlens, keys)[None]
+        if documents is not None:
+            conditions.append(self._at_queries(documents[:, :, None]) == documents[:, None, :])
         if self.causal:
             position = torch.arange(keys, device=device)[None]
             conditions.append(self._at_queries(position[:, :, None]) >= position[:, None, :])

@@ -79,12 +79,12 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             )
         layout = self.deberta.batch_layout(*inputs, causal=True, **others)
         embeddings = self.deberta.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        labels = self._prepare_labels(labels, attention_mask, tokens, others.get("max_predictions_per_row"))
+        shape, most = embeddings.shape[:2], others.get("max_predictions_per_row")
+        labels = self._prepare_labels(labels, attention_mask, shape, most)
         labels = None if labels is None else next_token_labels(labels, layout)
-        batch, length = embeddings.shape[:2]
+        batch, length = shape
         last_positions = None
-        if 0 < logits_to_keep < length:
+        if labels is None and 0 < logits_to_keep < length:
             last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
         return self._predict(embeddings, layout, labels, num_items_in_batch, last_positions, **others)
 
@@ -103,16 +103,6 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         is an error.
         """
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
-
-    def _validate_generated_length(self, generation_config, *args, **kwargs) -> None:
-        super()._validate_generated_length(generation_config, *args, **kwargs)  # type: ignore[misc]
-        limit, max_length = self.config.max_position_embeddings, generation_config.max_length
-        has_absolute_positions = self.config.uses_mask_decoder or self.config.position_biased_input
-        if has_absolute_positions and max_length > limit:
-            raise ValueError(
-                f"the model has absolute positions up to max_position_embeddings = {limit}, but prompt and new tokens "
-                f"may reach {max_length}; shorten the prompt or lower max_new_tokens or max_length"
-            )
 
 
 # Trainer shifts the labels, for label smoothing, of the classes that are listed here

@@ -382,13 +382,11 @@ class HfDebertaConfig(PreTrainedConfig):
         _require(kernel == 0 or kernel % 2 == 1, f"conv_kernel_size must be odd, or 0 for none, not {kernel}")
         _require(bool(self.id2label), "num_labels must be at least 1, and id2label is empty")
         parameters = self.approximate_parameters()
+        sizes = (*SIZES, "max_position_embeddings", "relative_span", "conv_kernel_size", "num_labels")
         _require(
             parameters <= MAX_PARAMETERS,
             f"these sizes give a model of {Decimal(parameters):.1e} parameters, and the largest that is accepted has "
-            f"{MAX_PARAMETERS:.0e}: vocab_size {self.vocab_size}, hidden_size {width}, num_hidden_layers "
-            f"{self.num_hidden_layers}, intermediate_size {self.intermediate_size}, position tables of "
-            f"{self.max_position_embeddings} and {2 * self.relative_span} rows, conv_kernel_size {kernel}, "
-            f"{self.num_labels} labels",
+            f"{MAX_PARAMETERS:.0e}: " + ", ".join(f"{name} {getattr(self, name)}" for name in sizes),
         )
 
     def approximate_parameters(self) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
@@ -229,8 +229,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
         embeddings = self.deberta.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        labels = self._prepare_labels(labels, attention_mask, tokens, kwargs.get("max_predictions_per_row"))
+        shape, most = embeddings.shape[:2], kwargs.get("max_predictions_per_row")
+        labels = self._prepare_labels(labels, attention_mask, shape, most)
         return self._predict(embeddings, layout, labels, num_items_in_batch, **kwargs)
 
     def _predict(
@@ -243,37 +243,14 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         **kwargs: Unpack[MaskedLMKwargs],
     ) -> HfDebertaMaskedLMOutput:
         """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
-        max_predictions_per_row = kwargs.get("max_predictions_per_row")
-        sparse = self._uses_sparse_prediction(kwargs.get("sparse_prediction"), max_predictions_per_row)
-        uses_decoder = self.config.uses_mask_decoder
-        encoded = self.deberta.encoder(embeddings, layout, skip_last=uses_decoder)
+        encoded = self.deberta.encoder(embeddings, layout, skip_last=self.config.uses_mask_decoder)
         states = encoded.last_hidden_state
-        if uses_decoder and (layout.output_attentions or layout.output_hidden_states):
-            encoded = self._with_last_layer(encoded, layout)
-        if labels is not None and sparse and layout.padded is not None and layout.unpadding.lengths is None:
-            # a row of documents of unknown lengths would multiply each query with the keys of all documents
-            states, layout = scatter(states, layout), layout.padded
-        labelled = None
-        if labels is not None:
-            if can_read_values(labels) or layout.unpadding is not None:
-                max_predictions_per_row = None  # on the CPU count the labels: the given maximum may be larger
-            labels, query_positions = gather(labels, layout), None
-            if sparse:
-                labelled = labels != IGNORED  # [B, N]
-                query_positions = labelled_positions(labelled, max_predictions_per_row)
-        if uses_decoder:
-            states = self._decode(states, layout, query_positions)
-        else:
-            states = gather_positions(states, query_positions)
         fields: Mapping[str, torch.Tensor | None]
-        if labels is not None and labelled is not None:
-            fields = self._predict_labelled(
-                states, labels, labelled, layout, query_positions, num_items_in_batch, max_predictions_per_row,
-                kwargs.get("sampling_temperature"),
-            )  # fmt: skip
+        if labels is not None and self._uses_sparse_prediction(**kwargs):
+            fields = self._predict_labelled(states, layout, labels, num_items_in_batch, **kwargs)
         else:
-            logits = self.lm_predictions.lm_head(states)
-            loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+            logits = self.lm_predictions.lm_head(self._decode(states, layout, query_positions))
+            loss = None if labels is None else cross_entropy(logits, gather(labels, layout), num_items_in_batch)
             fields = {"loss": loss, "logits": scatter(logits, layout)}
         return HfDebertaMaskedLMOutput(
             **fields,
@@ -285,13 +262,12 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         self,
         labels: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
-        tokens: torch.Tensor | None,  # ids [B, N], or embeddings [B, N, embedding]
+        shape: torch.Size,  # B, N
         max_predictions_per_row: int | None = None,
     ) -> torch.Tensor | None:
         """Return the labels [B, N] with -100 at padding."""
-        if labels is None or tokens is None:
-            return labels
-        shape = tokens.shape[:2]
+        if labels is None:
+            return None
         real = None if attention_mask is None else real_tokens(attention_mask, *shape)
         labels = class_labels(labels, shape, self.lm_predictions.lm_head.bias.shape[0], real)
         if max_predictions_per_row is not None and can_read_values(labels):
@@ -304,7 +280,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         return labels
 
     def _uses_sparse_prediction(
-        self, sparse_prediction: bool | None, max_predictions_per_row: int | None = None
+        self, sparse_prediction: bool | None = None, max_predictions_per_row: int | None = None, **others: Any
     ) -> bool:
         if sparse_prediction is None:
             sparse_prediction = self.training and self.config.sparse_prediction
@@ -314,38 +290,36 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     def _decode(self, states: torch.Tensor, layout: BatchLayout, query_positions: torch.Tensor | None) -> torch.Tensor:
         """Return z_steps [B, Q, hidden] at the query positions, or [B, N, hidden] if None.
 
-        `states` [B, N, hidden] are those of the layer before the last.
+        `states` [B, N, hidden] are those of the layer before the last; without a decoder, of the last.
         """
+        if not self.config.uses_mask_decoder:
+            return gather_positions(states, query_positions)
         encoder = self.deberta.encoder
         absolute = self.deberta.embeddings.absolute_embeddings(layout)
         query_states, layout = gather_positions(states + absolute, query_positions), layout.for_queries(query_positions)
         table, layout = encoder.position_table(layout)
         return encoder.layer[-1](states, table, layout, query_states, self.config.emd_steps)[0]
 
-    def _with_last_layer(self, encoded: BaseModelOutput, layout: BatchLayout) -> BaseModelOutput:
-        """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
-        encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
-        table, layout = encoder.position_table(layout)
-        last, probabilities = encoder.layer[-1](before_last, table, layout)
-        last_state: Any = scatter(last, layout) if len(encoder.layer) in layout.output_hidden_states else None
-        return BaseModelOutput(
-            last_hidden_state=last,
-            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last_state),
-            attentions=None if encoded.attentions is None else (*encoded.attentions, probabilities),
-        )
-
     def _predict_labelled(
         self,
-        states: torch.Tensor,  # [B, Q or N, hidden]
-        labels: torch.Tensor,  # [B, N]
-        labelled: torch.Tensor,  # [B, N] of bool
+        states: torch.Tensor,  # [B, N, hidden]
         layout: BatchLayout,
-        query_positions: torch.Tensor | None,  # [B, Q]
+        labels: torch.Tensor,  # [B, N]
         num_items_in_batch: torch.Tensor | int | None,
-        max_predictions_per_row: int | None,
-        sampling_temperature: float | None,
+        max_predictions_per_row: int | None = None,
+        sampling_temperature: float | None = None,
+        **others: Any,
     ) -> dict[str, torch.Tensor | None]:
         """Return the output fields of sparse prediction, without logits if nothing can observe them."""
+        if layout.padded is not None and layout.unpadding.lengths is None:
+            # a row of documents of unknown lengths would multiply each query with the keys of all documents
+            states, layout = scatter(states, layout), layout.padded
+        if can_read_values(labels) or layout.unpadding is not None:
+            max_predictions_per_row = None  # on the CPU count the labels: the given maximum may be larger
+        labels = gather(labels, layout)
+        labelled = labels != IGNORED  # [B, N]
+        query_positions = labelled_positions(labelled, max_predictions_per_row)
+        states = self._decode(states, layout, query_positions)  # [B, Q or N, hidden]
         if query_positions is not None:
             labels = labels.gather(1, query_positions)
         if max_predictions_per_row is not None:

@@ -38,6 +38,7 @@ def require_tokens(
     check_tensors(input_ids=input_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds)
     if input_ids is not None and inputs_embeds is None:
         tokens, name, shape = input_ids, "input_ids", "[B, N]"
+        check_integers(name, tokens)
     elif inputs_embeds is not None and input_ids is None:
         tokens, name, shape = inputs_embeds, "inputs_embeds", "[B, N, embedding]"
     else:
@@ -48,26 +49,21 @@ def require_tokens(
     width = config.embedding_size
     if inputs_embeds is not None and inputs_embeds.shape[-1] != width:
         raise ValueError(f"inputs_embeds must be [B, N, {width}], the embedding size, not {tuple(tokens.shape)}")
-    if input_ids is not None:
-        check_integers("input_ids", input_ids)
     if input_ids is not None and any_outside(input_ids, vocabulary):
         raise ValueError(
             f"input_ids must lie in [0, {vocabulary}), the vocabulary of this model, and range from "
             f"{int(input_ids.min())} to {int(input_ids.max())}; use the model's own tokenizer, or "
             "resize_token_embeddings"
         )
-    if token_type_ids is not None and config.type_vocab_size > 0:
-        _check_token_types(token_type_ids, tokens.shape[:2], config.type_vocab_size)
+    types = config.type_vocab_size
+    if token_type_ids is not None and types > 0:
+        batch, length = tokens.shape[:2]
+        check_integers("token_type_ids", token_type_ids)
+        if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):
+            raise ValueError(f"token_type_ids must be [B, N] = {(batch, length)}, not {tuple(token_type_ids.shape)}")
+        if any_outside(token_type_ids, types):
+            raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {int(token_type_ids.max())}")
     return tokens
-
-
-def _check_token_types(token_type_ids: torch.Tensor, shape: torch.Size, types: int) -> None:
-    batch, length = shape
-    check_integers("token_type_ids", token_type_ids)
-    if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):
-        raise ValueError(f"token_type_ids must be [B, N] = {(batch, length)}, not {tuple(token_type_ids.shape)}")
-    if any_outside(token_type_ids, types):
-        raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {int(token_type_ids.max())}")
 
 
 def check_positions(position_ids: torch.Tensor | None, length: int, limit: int) -> None:
@@ -105,14 +101,6 @@ def check_tensors(**inputs: object) -> None:
 def any_outside(ids: torch.Tensor, size: int) -> bool:
     """True if at least one id is outside [0, size). False if the ids cannot be read without waiting for a device."""
     return can_read_values(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))
-
-
-def check_indices(name: str, indices: torch.Tensor, size: int) -> None:
-    """Raise a ValueError unless `indices` are integers in [0, size)."""
-    check_integers(name, indices)
-    if any_outside(indices, size):
-        wrong = indices[(indices < 0) | (indices >= size)]
-        refuse(wrong, f"{name} must be positions of tokens, in [0, {size})")
 
 
 def check_integers(name: str, ids: torch.Tensor) -> None:

@@ -64,7 +64,6 @@ def soft_cross_entropy(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """Return the mean over rows of the cross entropy against distributions."""
-    _check_same_shape(logits, labels)
     losses = -(logits.float().log_softmax(-1) * labels.to(logits.device)).sum(-1)
     if num_items_in_batch is None:
         return mean_over_items(losses)
@@ -77,7 +76,6 @@ def binary_cross_entropy(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """Return the mean binary cross entropy over labelled entries."""
-    _check_same_shape(logits, labels)
     labels = labels.to(logits.device, torch.float32)
     labelled = labels != IGNORED
     losses = functional.binary_cross_entropy_with_logits(
@@ -94,15 +92,7 @@ def mean_squared_error(
     """Return the mean of (prediction - label)^2."""
     predictions = predictions.reshape(-1).float()
     labels = labels.reshape(-1).to(predictions.device, torch.float32)
-    _check_same_shape(predictions, labels)
     return mean_over_items((predictions - labels).square(), None, num_items_in_batch)
-
-
-def _check_same_shape(predictions: torch.Tensor, labels: torch.Tensor) -> None:
-    if predictions.shape != labels.shape:
-        raise ValueError(
-            f"labels {tuple(labels.shape)} must have the shape of the predictions {tuple(predictions.shape)}"
-        )
 
 
 # ---- labels: each function returns them, with -100 where `real` [B, N] is False ----------------------------------

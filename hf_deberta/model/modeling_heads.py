@@ -22,7 +22,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .batch_layout import check_one_document, first_real_tokens, real_tokens
 from .configuration_hf_deberta import HfDebertaConfig
-from .input_checks import EncoderKwargs, check_indices, check_tensors
+from .input_checks import EncoderKwargs, any_outside, check_integers, check_tensors, refuse
 from .losses import (
     IGNORED,
     binary_cross_entropy,
@@ -386,7 +386,10 @@ def mask_of_mentions(
     batch, length = states.shape[:2]
     if indices.dim() != 3 or indices.shape[0] != batch:
         raise ValueError(f"entity_indices must be [B, entities, tokens] with B = {batch}, not {tuple(indices.shape)}")
-    check_indices("entity_indices", indices, length)
+    check_integers("entity_indices", indices)
+    if any_outside(indices, length):
+        wrong = indices[(indices < 0) | (indices >= length)]
+        refuse(wrong, f"entity_indices must be positions of tokens, in [0, {length})")
     mention_mask = indices > 0
     if real is not None:
         index = indices.flatten(1).long()

@@ -275,11 +275,12 @@ class HfDebertaEncoder(nn.Module):
         skip_last: bool = False,
         query_positions: torch.Tensor | None = None,  # [B or 1, Q]
     ) -> BaseModelOutput:
-        """The output of all layers; `skip_last` leaves the last one to the enhanced mask decoder.
+        """The output of all layers, or for the enhanced mask decoder, with `skip_last`, of those before the last.
 
-        If the layers compute without padding, `last_hidden_state` has none either: [1, total, hidden]; `hidden_states`
-        have their padding. With `query_positions`, which increase along each row, `last_hidden_state` is [B, Q, hidden]
-        and the last layer computes no other states unless they are requested.
+        The last layer then runs only if hidden states or probabilities are requested, and `last_hidden_state` is its
+        input. If the layers compute without padding, `last_hidden_state` has none either: [1, total, hidden];
+        `hidden_states` have their padding. With `query_positions`, which increase along each row, `last_hidden_state`
+        is [B, Q, hidden], and the last layer computes no other states unless they are requested.
         """
         hidden_states = embeddings = gather(embeddings, layout)
         table, layout = self.position_table(layout)
@@ -289,8 +290,12 @@ class HfDebertaEncoder(nn.Module):
         last = len(self.layer) - 1
         ends_with_convolution = last == 0 and self.conv is not None
         last_layer_for_all_tokens = layout.output_attentions or last + 1 in returned or ends_with_convolution
-        for i, layer in enumerate(list(self.layer)[:-1] if skip_last else self.layer):
+        for i, layer in enumerate(self.layer):
             query_states = None
+            if i == last and skip_last:
+                before_last = hidden_states
+                if not (layout.output_attentions or returned):
+                    break
             if i == last and query_positions is not None and not last_layer_for_all_tokens:
                 query_positions = query_positions.expand(hidden_states.shape[0], -1)
                 query_states = gather_positions(hidden_states, query_positions)
@@ -301,7 +306,9 @@ class HfDebertaEncoder(nn.Module):
             states.append(scatter(hidden_states, layout) if i + 1 in returned else None)
             if layout.output_attentions:
                 attentions.append(probabilities)
-        if last_layer_for_all_tokens:
+        if skip_last:
+            hidden_states = before_last
+        elif last_layer_for_all_tokens:
             hidden_states = gather_positions(hidden_states, query_positions)
         return BaseModelOutput(
             last_hidden_state=hidden_states,
@@ -345,12 +352,6 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         self.embeddings = HfDebertaEmbeddings(config, config.position_biased_input or decoder_positions)
         self.encoder = HfDebertaEncoder(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embeddings.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.word_embeddings = cast(nn.Embedding, value)
 
     @can_return_tuple
     def forward(

@@ -78,6 +78,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     config: HfDebertaConfig
     config_class = HfDebertaConfig
     base_model_prefix = "deberta"
+    _input_embed_layer = "word_embeddings"  # of `embeddings`
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     accepts_loss_kwargs = True  # every loss of this package divides by num_items_in_batch

@@ -252,13 +252,9 @@ def saturation_of(rows_of_distance: torch.Tensor | Sequence[int]) -> int:
     >>> saturation_of(rows_of_distances(512, 256))
     506
     """
-    rows = as_integers(rows_of_distance)
+    rows = [int(row) for row in rows_of_distance]
     k = (len(rows) - 1) // 2
     return max(sum(row != rows[-1] for row in rows[k:]), sum(row != rows[0] for row in rows[: k + 1]))
-
-
-def as_integers(rows_of_distance: torch.Tensor | Sequence[int]) -> Sequence[int]:
-    return rows_of_distance.tolist() if isinstance(rows_of_distance, torch.Tensor) else rows_of_distance
 
 
 def rows_at(distance: torch.Tensor, rows_of_distance: torch.Tensor) -> torch.Tensor:
@@ -273,6 +269,6 @@ def may_be_pruned(rows_of_distance: torch.Tensor | Sequence[int], span: int) -> 
     This holds for all released tables. It fails if logarithmic buckets spread few distances over more rows (64 buckets
     up to distance 64); short sequences then use far rows.
     """
-    rows = as_integers(rows_of_distance)
+    rows = [int(row) for row in rows_of_distance]
     k = (len(rows) - 1) // 2
     return all(abs(row - span) <= abs(i - k) for i, row in enumerate(rows))
