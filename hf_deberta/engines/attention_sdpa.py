@@ -96,9 +96,9 @@ def attend_with_scaled_queries(
     lengths = document_lengths(mask)
     longest = max(lengths) if lengths else key.shape[2]
     tables = None
-    if positions is not None and mask.query_positions is None:
-        # parts of the keys are joined by log sums, which the CPU's kernel returns, without dropout or gradients
-        can_join_parts = query.device.type == "cpu" and dropout_p == 0 and not torch.is_grad_enabled()
+    if positions is not None and mask.query_positions is None:  # on the CPU: others have `attend_on_device`
+        # the kernel returns the log sums that join parts of the keys without dropout and gradients only
+        can_join_parts = dropout_p == 0 and not torch.is_grad_enabled()
         saturation = positions.window.saturation
         if can_join_parts and longest > saturation + QUERY_BLOCK:
             tables = Tables(distance_tables(positions, saturation + QUERY_BLOCK), saturation)
@@ -266,7 +266,7 @@ def attend_rows(
     heads = max(1, LARGEST_BIAS // max(1, query.shape[0] * min(query.shape[2], size) * near))
     by_head = [repeat(None) if table is None else table.split(heads) for table in tables.by_distance]
     parts = zip(query.split(heads, 1), key.split(heads, 1), value.split(heads, 1), *by_head, strict=False)
-    recompute, contexts = torch.is_grad_enabled(), []  # each block for its gradients
+    contexts = []
     for q, k, v, *tables_of_heads in parts:
         table = Tables(DistanceTables(*tables_of_heads), tables.saturation)
         if query.shape[2] <= size:
@@ -275,10 +275,11 @@ def attend_rows(
         blocks = []
         for start in range(0, query.shape[2], size):
             seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + size]
-            arguments = (q[:, :, start : start + size], k, v, table, seen, start, dropout_p)
-            blocks.append(
-                checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments)
-            )
+            call = q[:, :, start : start + size], k, v, table, seen, start, dropout_p
+            if torch.is_grad_enabled():  # each block is computed again for its gradients
+                blocks.append(checkpoint(attend_block, *call, use_reentrant=False))
+            else:
+                blocks.append(attend_block(*call))
         contexts.append(torch.cat(blocks, 2))
     return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 1)
 
@@ -298,8 +299,7 @@ def attend_block(
     if saturation is not None:
         low, high = max(start - saturation + 1, 0), min(start + queries - 1 + saturation, keys)
     near = slice(low, high)
-    in_tiles = BandBias.apply if query.device.type == "cpu" else None
-    bias = position_bias(query, key[:, :, near], tables.by_distance, start - low, in_tiles)
+    bias = position_bias(query, key[:, :, near], tables.by_distance, start - low, BandBias.apply)
     seen = None if visible is None else visible[..., near]
     if low == 0 and high == keys:
         return softmax_attention(query, key, value, bias, seen, dropout_p)

@@ -79,10 +79,9 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             )
         layout = self.deberta.batch_layout(*inputs, causal=True, **others)
         embeddings = self.deberta.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
-        shape, most = embeddings.shape[:2], others.get("max_predictions_per_row")
-        labels = self._prepare_labels(labels, attention_mask, shape, most)
+        batch, length = embeddings.shape[:2]
+        labels = self._prepare_labels(labels, attention_mask, embeddings.shape[:2])
         labels = None if labels is None else next_token_labels(labels, layout)
-        batch, length = shape
         last_positions = None
         if labels is None and 0 < logits_to_keep < length:
             last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)

@@ -229,8 +229,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
         embeddings = self.deberta.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
-        shape, most = embeddings.shape[:2], kwargs.get("max_predictions_per_row")
-        labels = self._prepare_labels(labels, attention_mask, shape, most)
+        labels = self._prepare_labels(labels, attention_mask, embeddings.shape[:2])
         return self._predict(embeddings, layout, labels, num_items_in_batch, **kwargs)
 
     def _predict(
@@ -259,25 +258,13 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         )
 
     def _prepare_labels(
-        self,
-        labels: torch.Tensor | None,
-        attention_mask: torch.Tensor | None,
-        shape: torch.Size,  # B, N
-        max_predictions_per_row: int | None = None,
+        self, labels: torch.Tensor | None, attention_mask: torch.Tensor | None, shape: torch.Size
     ) -> torch.Tensor | None:
         """Return the labels [B, N] with -100 at padding."""
         if labels is None:
             return None
         real = None if attention_mask is None else real_tokens(attention_mask, *shape)
-        labels = class_labels(labels, shape, self.lm_predictions.lm_head.bias.shape[0], real)
-        if max_predictions_per_row is not None and can_read_values(labels):
-            most = int((labels != IGNORED).sum(1).max())
-            if most > max_predictions_per_row:
-                raise ValueError(
-                    f"a row has {most} labels, more than max_predictions_per_row = {max_predictions_per_row}; pass a "
-                    "larger number, or none"
-                )
-        return labels
+        return class_labels(labels, shape, self.lm_predictions.lm_head.bias.shape[0], real)
 
     def _uses_sparse_prediction(
         self, sparse_prediction: bool | None = None, max_predictions_per_row: int | None = None, **others: Any
@@ -314,6 +301,13 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         if layout.padded is not None and layout.unpadding.lengths is None:
             # a row of documents of unknown lengths would multiply each query with the keys of all documents
             states, layout = scatter(states, layout), layout.padded
+        if can_read_values(labels):
+            most = int((labels != IGNORED).sum(1).max())
+            if max_predictions_per_row is not None and most > max_predictions_per_row:
+                raise ValueError(
+                    f"a row has {most} labels, more than max_predictions_per_row = {max_predictions_per_row}; pass a "
+                    "larger number, or none"
+                )
         if can_read_values(labels) or layout.unpadding is not None:
             max_predictions_per_row = None  # on the CPU count the labels: the given maximum may be larger
         labels = gather(labels, layout)
