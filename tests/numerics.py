@@ -10,7 +10,7 @@ from hf_deberta import HfDebertaConfig
 from hf_deberta.engines.onednn import has_onednn_bfloat16
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.batch_layout import AttentionMask
-from hf_deberta.model.relative_position import RelativePositions, TableWindow
+from hf_deberta.model.relative_position import RelativePositions, TableWindow, may_be_pruned, saturation_of
 
 TERMS = {
     "all": ("c2p", "p2c", "p2p"),
@@ -50,8 +50,9 @@ def attend(
 
 
 def whole_window(rows_of_distance):
-    rows = rows_of_distance.tolist()
-    return TableWindow.whole(rows_of_distance, rows, rows[len(rows) // 2])
+    span = int(rows_of_distance[len(rows_of_distance) // 2])
+    can_shrink = may_be_pruned(rows_of_distance, span)
+    return TableWindow(0, 2 * span, rows_of_distance, saturation_of(rows_of_distance), can_shrink)
 
 
 def relative_positions(position_key, position_query, rows_of_distance, terms=None, first_row=0):

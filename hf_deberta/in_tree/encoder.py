@@ -25,8 +25,10 @@ from hf_deberta.model.batch_layout import BatchLayout, gather, scatter
 from hf_deberta.model.input_checks import can_read_values, has_no_values
 from hf_deberta.model.relative_position import (
     TableWindow,
+    may_be_pruned,
     position_table,
     row_numbers,
+    saturation_of,
     split_heads,
     warn_past_largest_distance,
 )
@@ -203,8 +205,9 @@ def distance_parameters(encoder: InTree) -> tuple[int, int, bool] | None:
 
 
 def _make_whole_table(distance: int, buckets: int, clamp: bool, device: torch.device) -> TableWindow:
-    rows = row_numbers(distance, buckets, clamp)
-    return TableWindow.whole(torch.tensor(rows, device=device), rows, buckets if buckets > 0 else distance)
+    rows, span = row_numbers(distance, buckets, clamp), buckets if buckets > 0 else distance
+    rows_of_distance = torch.tensor(rows, device=device)
+    return TableWindow(0, 2 * span, rows_of_distance, saturation_of(rows), may_be_pruned(rows, span))
 
 
 def shared_by_layers(

@@ -77,14 +77,6 @@ def check_positions(position_ids: torch.Tensor | None, length: int, limit: int) 
         )
 
 
-def may_hold_padding(input_ids: torch.Tensor, padding: int | None) -> bool:
-    """True if a row begins or ends with padding: Transformers' own check takes longer, so this comes before it."""
-    if padding is None or not can_read_values(input_ids):
-        return False
-    first_and_last = input_ids[:, :: max(1, input_ids.shape[1] - 1)]
-    return bool((first_and_last == padding).any())
-
-
 def refuse(wrong: torch.Tensor, rule: str, way_out: str = "") -> None:
     """Raise a ValueError with the rule and the first value that breaks it, if there is one."""
     if wrong.numel() > 0:

@@ -20,7 +20,7 @@ from transformers.utils.generic import can_return_tuple
 from .attention import AUTO, attend, attention_scale
 from .batch_layout import BatchLayout, check_one_document, gather, scatter, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
-from .input_checks import EncoderKwargs, may_hold_padding, product_dtype, require_tokens
+from .input_checks import EncoderKwargs, can_read_values, product_dtype, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import (
@@ -410,7 +410,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         tokens = require_tokens(self.config, words, input_ids, token_type_ids, inputs_embeds)
         cu_seq_lens_q, num_real_tokens = kwargs.get("cu_seq_lens_q"), kwargs.get("num_real_tokens")
         has_no_mask = attention_mask is None and cu_seq_lens_q is None and position_ids is None  # packed rows need none
-        if input_ids is not None and has_no_mask and may_hold_padding(input_ids, self.config.pad_token_id):
+        if input_ids is not None and has_no_mask and can_read_values(input_ids):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = tokens.shape[0], tokens.shape[1]
         layout = BatchLayout.from_inputs(

@@ -35,12 +35,7 @@ class TableWindow:
     end: int
     rows_of_distance: torch.Tensor  # [2k + 1], counted from `first`, for distances -k ... k
     saturation: int  # from this distance on, all distances of a side share a row
-    can_shrink: bool  # True for a whole table of which short sequences use rows near distance 0 only
-
-    @classmethod
-    def whole(cls, rows_of_distance: torch.Tensor, rows: Sequence[int], span: int) -> "TableWindow":
-        """All 2 * span rows; `rows` are the integers of `rows_of_distance`, which may have no values."""
-        return cls(0, 2 * span, rows_of_distance, saturation_of(rows), may_be_pruned(rows, span))
+    can_shrink: bool  # True for a whole table that `may_be_pruned`
 
     def for_length(self, length: int) -> "TableWindow":
         """The rows that sequences of `length` tokens use; all rows in a captured graph, which must hold for others.
@@ -144,10 +139,10 @@ class TableProjection:
         table = table.to(product_dtype(table))  # once: each projection would cast it
         key = None if self.key is None else split_heads(linear(self.key, table), self.head_size)
         query = None if self.query is None else split_heads(linear(self.query, table), self.head_size)
-        positions = RelativePositions(key, query, window, self.terms)
-        if query is None or query.dtype not in (torch.float32, torch.float64):
-            return positions
-        return replace(positions, position_query=query * self.scale, query_scale=self.scale)
+        query_scale = 1.0
+        if query is not None and query.dtype in (torch.float32, torch.float64):
+            query, query_scale = query * self.scale, self.scale
+        return RelativePositions(key, query, window, self.terms, query_scale)
 
 
 def split_heads(states: torch.Tensor, head_size: int) -> torch.Tensor:
