@@ -184,13 +184,8 @@ class BatchLayout:
             documents = document_numbers(cu_seq_lens_q, length)[None]
             longest = None if max_length_q is None else min(max_length_q, length)
             if can_read_values(cu_seq_lens_q):
-                lengths = lengths_between(cu_seq_lens_q.tolist(), length)
+                lengths = lengths_between(cu_seq_lens_q.tolist(), length, max_length_q)
                 longest = max(lengths)
-                if max_length_q is not None and max_length_q < longest:
-                    raise ValueError(
-                        f"max_length_q is {max_length_q}, but cu_seq_lens_q has a document of {longest} tokens; pass "
-                        f"{longest} or more"
-                    )
         elif mask is not None and mask.dim() == 3:
             hidden_neighbours = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither of the two sees the other
             documents = number_from_boundaries(hidden_neighbours)
@@ -203,9 +198,8 @@ class BatchLayout:
                 first = next_real_tokens(token_mask).gather(1, first)
             position_ids = (torch.arange(length, device=device) - first).clamp(min=0)
         attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
-        return cls(
-            attention, token_mask, documents, position_ids, length, length if longest is None else longest, device
-        )
+        longest = length if longest is None else longest
+        return cls(attention, token_mask, documents, position_ids, length, longest, device)
 
     def for_queries(self, positions: torch.Tensor | None) -> "BatchLayout":
         """This layout for queries at positions [B, Q]; None for all of them."""
@@ -338,11 +332,17 @@ def check_one_document(position_ids: torch.Tensor | None) -> None:
         )
 
 
-def lengths_between(bounds: list[int], length: int) -> tuple[int, ...]:
-    """Lengths of the documents of a row from their boundaries."""
+def lengths_between(bounds: list[int], length: int, max_length_q: int | None) -> tuple[int, ...]:
+    """Lengths of the documents of a row from their boundaries; none may be above `max_length_q`."""
     if bounds[0] != 0 or bounds[-1] != length or sorted(set(bounds)) != bounds:
         raise ValueError(f"cu_seq_lens_q must rise from 0 to {length}, the tokens of the row, and is {bounds}")
-    return tuple(end - begin for begin, end in itertools.pairwise(bounds))
+    lengths = tuple(end - begin for begin, end in itertools.pairwise(bounds))
+    if max_length_q is not None and max_length_q < max(lengths):
+        raise ValueError(
+            f"max_length_q is {max_length_q}, but cu_seq_lens_q has a document of {max(lengths)} tokens; pass "
+            f"{max(lengths)} or more"
+        )
+    return lengths
 
 
 def number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
