@@ -101,6 +101,7 @@ def tiled_attention(
     trained = [table.shape[1] for table in tables if table is not None and table.requires_grad]
     table_rows = trained[0] if trained and torch.is_grad_enabled() else 0
     in_graph = needs_operator(query)
+    has_tables = (position_key is not None, position_query is not None)
 
     def describe() -> "CallDescription | Plan":
         tile = launches(query.dtype, query.device)[0]
@@ -116,9 +117,8 @@ def tiled_attention(
         description = CallDescription(rows, ranges, *layout, scale, dropout_p, causal, near, furthest)
         return description if in_graph else Plan(query, has_tables, description)
 
-    has_tables = (position_key is not None, position_query is not None)
     positions = (*has_tables, rows_of_distance, saturation, table_rows)
-    call = (query.shape, query.dtype, longest, scale, dropout_p, in_graph)
+    call = (query.shape, query.dtype, query.device, longest, scale, dropout_p, in_graph)
     described = compute_once(("tiles", *positions, *call), describe)
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
     if isinstance(described, Plan) and not torch.is_grad_enabled():
@@ -209,7 +209,7 @@ def tables_by_distance(tables: list[torch.Tensor | None], rows: torch.Tensor | N
 def ranges_of_rows(rows: torch.Tensor, table_rows: int) -> torch.Tensor:
     """Which of `rows` are among each 16 rows of a table: first index, last index from the end, [2, R / 16]."""
     groups = torch.arange(-(-table_rows // ROWS_OF_PROGRAM), device=rows.device)[:, None]
-    inside = (rows // ROWS_OF_PROGRAM == groups).int()  # the largest number is found where it stands first
+    inside = (rows // ROWS_OF_PROGRAM == groups).int()  # argmax returns the first maximum
     return torch.stack([inside.argmax(1), inside.flip(1).argmax(1)])
 
 
@@ -229,7 +229,7 @@ class CallDescription(NamedTuple):
 
 
 class Plan:
-    """A description as the kernels take it: sizes, tensors in place of None, and constants."""
+    """Arguments of the kernels from a description: sizes, constants, a placeholder for None."""
 
     def __init__(self, query: torch.Tensor, has_tables: tuple[bool, bool], description: CallDescription):
         rows, row_ranges, mask, spans, places, scale, dropout_p, causal, self.near, furthest = description
@@ -237,7 +237,7 @@ class Plan:
         self.scale, self.dropout_p = float(scale), float(dropout_p)  # Triton compiles for the type of a number
         self.batch, self.heads, self.tokens, self.size = query.shape
         self.device_index = query.get_device()  # -1 for the CPU
-        self.nothing = query.new_empty(1)  # stands for tensors that are None
+        self.nothing = query.new_empty(1)  # placeholder for None
         self.rows, self.row_ranges, *self.visibility = (
             self.nothing if tensor is None else tensor for tensor in (rows, row_ranges, mask, spans, places)
         )
@@ -265,9 +265,9 @@ class Plan:
 
 
 class Kernel:
-    """A kernel that is launched with less work in Python than by `kernel[grid](...)`, which binds all arguments anew.
+    """Launch a Triton kernel without binding its arguments again, as `kernel[grid](...)` does.
 
-    What Triton compiled is kept by all that it compiles kernels for: constants, types and alignment of tensors, and
+    Compiled kernels are kept by all that Triton compiles for: constants, options, types and alignment of tensors, and
     `Plan.key`.
     """
 
@@ -286,14 +286,14 @@ class Kernel:
     ) -> None:
         types = [tensor.dtype for tensor in tensors]
         aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
-        key = (plan.key, *constants.values(), *types, *aligned)
+        key = (plan.key, *constants.values(), *options.values(), *types, *aligned)
         if key in self.compiled:
             compiled, values = self.compiled[key]
             compiled[grid](*tensors, *numbers, *values)
             return
         function = getattr(import_module(f".{self.file}", __package__), self.name)
         compiled = function[grid](*tensors, *numbers, **constants, **options)
-        if compiled is not None:  # None in Triton's interpreter
+        if compiled is not None and torch.version.hip is None:  # in the interpreter; AMD's depend on sizes in bytes too
             names = function.arg_names[len(tensors) + len(numbers) :]
             self.compiled[key] = compiled, tuple(constants[name] for name in names)
 
@@ -348,7 +348,7 @@ def far_products(plan: Plan, states: torch.Tensor, table: torch.Tensor) -> torch
 
 
 class Side(NamedTuple):
-    """Queries or keys in the backward pass, whose two runs exchange them."""
+    """Queries or keys in the backward pass; its second run exchanges them."""
 
     states: torch.Tensor  # [B, N, H, d]
     weights: torch.Tensor  # [B, N, H, d]: dO of queries, V of keys
@@ -465,13 +465,18 @@ class AttentionInTiles(torch.autograd.Function):
     def forward(ctx, plan, table_rows, query, key, value, position_key, position_query, seed):
         by_distance = tables_by_distance([position_key, position_query], plan.rows)
         context, log_sum = launch_forward(plan, query, key, value, by_distance, seed)
-        ctx.save_for_backward(context, log_sum, query, key, value, *by_distance, seed)
+        # with the mask, so that autograd notices writes to it
+        ctx.save_for_backward(context, log_sum, query, key, value, *by_distance, seed, *plan.visibility)
         ctx.plan, ctx.table_rows = plan, table_rows
         return context
 
     @staticmethod
     def backward(ctx, gradient):
-        context, log_sum, query, key, value, key_table, query_table, seed = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the kernels have no second derivatives (create_graph=True): use attn_implementation='eager'"
+            )
+        context, log_sum, query, key, value, key_table, query_table, seed, *_ = ctx.saved_tensors
         by_distance = (key_table, query_table)
         gradients = launch_backward(
             ctx.plan, gradient, context, log_sum, query, key, value, by_distance, seed, ctx.table_rows

@@ -151,6 +151,8 @@ def choose_flags(
         recipe_task: returns the name of the task in the table of recipes.
         demo: the name of the demonstration in hf_deberta/demos.py.
     """
+    if flags.demo and not demo:
+        raise InputError("--demo: this task has no demonstration")
     if flags.demo:
         return parse(demo_flags(flags.output_dir, demo))
     if not (flags.intermediate or flags.model_name_or_path):

@@ -99,9 +99,8 @@ class RunArguments(TrainingArguments):
         elif self.dataloader_pin_memory and self.accelerator_config is None:
             self.accelerator_config = {"non_blocking": True}  # otherwise each copy waits until the GPU is idle
         super().__post_init__()
-        if (
-            self.torch_compile
-        ):  # read by accelerate: each layer is compiled, so that padding can be left out around them
+        # read by accelerate: it compiles each layer, so that padding can be left out around them
+        if self.torch_compile:
             for name in ("USE_REGIONAL_COMPILATION", "USE_DYNAMIC"):
                 os.environ.setdefault(f"ACCELERATE_DYNAMO_{name}", "true")
         for name in self.fixed_flags:

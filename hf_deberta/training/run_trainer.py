@@ -154,11 +154,6 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(self.where_stopped())
             raise
-        if self.args.torch_compile:
-            from torch._dynamo.utils import compilation_time_metrics, counters  # takes a second
-
-            seconds = sum(compilation_time_metrics["_compile.compile_inner"])
-            logger.info(f"torch.compile made {counters['stats']['unique_graphs']} graphs in {seconds:.0f} seconds.")
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier training
@@ -167,6 +162,11 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         if self.trained:  # otherwise means over no step
             self.log_metrics("train", result.metrics)
             self.save_metrics("train", result.metrics)
+        if self.args.torch_compile:
+            from torch._dynamo.utils import compilation_time_metrics, counters  # takes a second
+
+            seconds = sum(compilation_time_metrics.get("_compile.compile_inner", ()))
+            logger.info(f"torch.compile made {counters['stats']['unique_graphs']} graphs in {seconds:.0f} seconds.")
         return True
 
     def where_stopped(self) -> str:

@@ -287,6 +287,20 @@ def test_graphs_and_transforms_have_the_operator():
 
 
 @interpreted
+def test_what_gradients_cannot_be_is_an_error():
+    """Gradients of gradients, and gradients with a mask that was written to after the forward pass."""
+    leaves, rows, _ = inputs_of(CLIPPED, 18)
+    visible = torch.ones(1, 18, 18, dtype=torch.bool)
+    context = attention_triton_operator.tiled_attention(**leaves, rows_of_distance=rows, visible=visible)
+    with pytest.raises(RuntimeError, match="create_graph"):
+        torch.autograd.grad(context.sum(), leaves["query"], create_graph=True)
+    context = attention_triton_operator.tiled_attention(**leaves, rows_of_distance=rows, visible=visible)
+    visible[:] = False
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        context.sum().backward()
+
+
+@interpreted
 def test_the_operators_agree_with_their_shape_rules():
     """Shapes, strides and gradients, with and without gradients of the tables."""
     leaves, rows, _ = inputs_of(CLIPPED, 18)
@@ -409,9 +423,9 @@ def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
     memory, out = torch.zeros(64), torch.zeros(8)
     aligned = memory[(-memory.data_ptr() // 4) % 4 :]
 
-    def launch(states=aligned, key=(0, 64, True, False), constants=None):
+    def launch(states=aligned, key=(0, 64, True, False), constants=None, warps=4):
         constants = {"D": 64, "T": 32} if constants is None else constants
-        kernel.launch(SimpleNamespace(key=key), (1, 2, 1), (states, out), (5,), constants, {"num_warps": 4})
+        kernel.launch(SimpleNamespace(key=key), (1, 2, 1), (states, out), (5,), constants, {"num_warps": warps})
 
     launch()
     launch(aligned + 1)
@@ -422,7 +436,8 @@ def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
     launch(aligned[1:])  # from an address that 16 does not divide
     launch(key=(0, 64, False, False))
     launch(constants={"D": 64, "T": 16})
-    assert len(stub.compiled) == 5
+    launch(warps=8)
+    assert len(stub.compiled) == 6
 
 
 KINDS = {  # of arguments that do not have the type of the states

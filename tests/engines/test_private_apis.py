@@ -35,6 +35,7 @@ ALLOWED = {
     "refuse other types and devices after optimize()": "_apply",
     "choose the attention backend": "_attn_implementation _can_set_attn_implementation _supports_sdpa",
     "device_map='auto'": "_no_split_modules",
+    "name the word embeddings": "_input_embed_layer",
     "load checkpoints of other heads silently": "_keys_to_ignore_on_load_unexpected",
     "tie the masked-LM head to the word embeddings": "_tied_weights_keys",
     "refuse a masked-LM head with two biases": "_adjust_missing_and_unexpected_keys",
