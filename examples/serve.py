@@ -28,6 +28,7 @@ import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
+from huggingface_hub.errors import HFValidationError
 from pydantic import AfterValidator, BaseModel, Field
 from token_batcher import QueueFull, Row, TokenBatcher
 from transformers import AutoConfig, AutoModelForSequenceClassification, HfArgumentParser
@@ -200,7 +201,8 @@ async def invalid_body(request: Request, error: Any) -> JSONResponse:
     """Say in one sentence what is wrong, in place of FastAPI's list."""
     first = error.errors()[0]
     status = 400 if first["type"] == "json_invalid" else 422
-    return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, status_code=status)
+    place = ".".join(str(part) for part in first["loc"] if "function-" not in str(part))  # names of our functions
+    return JSONResponse({"detail": f"{place}: {first['msg']}"}, status_code=status)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -246,6 +248,8 @@ def main() -> None:
     (settings,) = HfArgumentParser(cast(Any, Settings)).parse_args_into_dataclasses()
     try:
         kind = AutoConfig.from_pretrained(settings.model, trust_remote_code=False).model_type
+    except HFValidationError:
+        raise SystemExit(f"--model {settings.model}: there is no such folder") from None
     except (OSError, ValueError) as error:
         raise SystemExit(f"--model {settings.model}: {error}") from None
     if settings.engine == "in-tree" and (settings.dtype == "int8" or kind == "hf_deberta"):

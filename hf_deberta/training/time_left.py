@@ -14,14 +14,22 @@ logger = logging.get_logger(__name__)
 
 
 class TimeLeftCallback(TrainerCallback):
-    """Logs once, in words, the time that the remaining steps will take; if that is days, also what to change."""
+    """Logs once, in words, the time that the remaining steps will take; if that is days, also what to change.
+
+    The first step is not measured: it takes longer than others.
+    """
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any) -> None:
-        self.start, self.first_step, self.is_logged = time.perf_counter(), state.global_step, args.device.type != "cpu"
+        self.is_logged, self.first_step = args.device.type != "cpu", state.global_step + 1
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, *others: Any, **kwargs: Any) -> None:
-        seconds, steps = time.perf_counter() - self.start, state.global_step - self.first_step
-        if self.is_logged or not state.is_world_process_zero or seconds < MIN_SECONDS_MEASURED:
+        steps = state.global_step - self.first_step
+        if steps == 0:
+            self.start = time.perf_counter()
+        if self.is_logged or steps == 0 or not state.is_world_process_zero:
+            return
+        seconds = time.perf_counter() - self.start
+        if seconds < MIN_SECONDS_MEASURED:
             return
         self.is_logged = True
         left = seconds / steps * (state.max_steps - state.global_step)

@@ -82,11 +82,11 @@ def test_special_tokens_are_completed_without_a_warning(tmp_path, caplog):
     [
         (
             500,
-            r"A step takes 500\.0 s on this CPU: the other 9 steps will take about 1\.2 hours, without evaluations\.",
+            r"A step takes 500\.0 s on this CPU: the other 8 steps will take about 1\.1 hours, without evaluations\.",
         ),
         (
             100_000,
-            r".* about 10\.4 days, without evaluations\. To shorten that: a GPU, .* fewer steps \(--max_steps\)\.",
+            r".* about 9\.3 days, without evaluations\. To shorten that: a GPU, .* fewer steps \(--max_steps\)\.",
         ),
         (50, None),
     ],
