@@ -92,6 +92,8 @@ class FineTuningArguments(RunArguments):
             self.do_train = self.do_eval = self.do_predict = True
         if not (self.do_train and self.do_eval):
             self.eval_strategy = "no"
+        if self.save_strategy == "epoch" and self.save_steps != type(self).save_steps:
+            self.save_strategy = "steps"
         if self.eval_strategy == "steps" and self.save_strategy == "epoch":
             self.save_strategy, self.save_steps = "steps", self.eval_steps or self.logging_steps
         elif self.save_strategy == "steps" and self.eval_strategy == "epoch" and self.load_best_model_at_end:

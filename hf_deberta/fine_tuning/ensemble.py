@@ -3,7 +3,7 @@
     hf-deberta ensemble out/seed-* --output_dir out/ensemble
 
 Reads the predictions*.jsonl that the fine-tuning scripts write for test rows, for tasks with probabilities:
-classification, also with multi_label labels, and multiple choice. Writes files of the same form, and ensemble.json.
+classification, also with several labels, and multiple choice. Writes files of the same form, and ensemble.json.
 """
 
 import argparse
@@ -47,7 +47,9 @@ def main(args: argparse.Namespace) -> int:
         probabilities["ensemble"] = np.mean([*probabilities.values()], axis=0)
         best = {run: best_labels(values, multi_label) for run, values in probabilities.items()}
         targets = read_targets(rows, args.label_column_name, labels, args.labels)
-        if targets is not None:
+        if targets is None:
+            print(f"{file}: no metrics, as no --label_column_name has the label of each row")
+        else:
             inputs = {"references": targets}
             metrics[file] = {
                 run: compute_metric("glue", "multi_label", predictions=values, **inputs) for run, values in best.items()
@@ -85,7 +87,7 @@ def probabilities_of(table: Dataset, labels: Sequence[str]) -> np.ndarray:
 
 
 def best_labels(probabilities: np.ndarray, multi_label: bool) -> np.ndarray:
-    """Return 1 for the best label of each row, or for all above 0.5 if it may have multi_label; otherwise 0."""
+    """Return 1 for the best label of each row, or for all above 0.5 if it may have several; otherwise 0."""
     if multi_label:
         return (probabilities > 0.5).astype(int)
     return np.eye(probabilities.shape[1], dtype=int)[probabilities.argmax(-1)]

@@ -216,8 +216,9 @@ def test_the_rate_falls_when_the_metric_no_longer_rises(tmp_path, chosen, given,
 def test_evaluation_every_few_steps_saves_as_often(tmp_path):
     args = arguments(tmp_path, eval_strategy="steps", eval_steps=7)
     assert (args.save_strategy, args.save_steps) == ("steps", 7)
-    args = arguments(tmp_path, save_strategy="steps", save_steps=9)  # and the other way around
-    assert (args.eval_strategy, args.eval_steps) == ("steps", 9)
+    for strategy in ({"save_strategy": "steps"}, {}):  # and the other way around
+        args = arguments(tmp_path, save_steps=9, **strategy)
+        assert (args.save_strategy, args.eval_strategy, args.eval_steps) == ("steps", "steps", 9)
     assert arguments(tmp_path, save_strategy="steps", load_best_model_at_end=False).eval_strategy == "epoch"
 
 

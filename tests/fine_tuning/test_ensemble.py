@@ -49,9 +49,10 @@ def test_several_labels(tmp_path):
 
 
 @pytest.mark.parametrize("labels", [None, [-1, -1], [None, None]])
-def test_rows_without_labels(tmp_path, labels):
+def test_rows_without_labels(tmp_path, labels, capsys):
     runs = [write_run(tmp_path / name, [{"yes": 0.9, "no": 0.1}] * 2, labels) for name in "ab"]
     assert run_ensemble(tmp_path, runs) == {}
+    assert "no metrics, as no --label_column_name" in capsys.readouterr().out
 
 
 def test_runs_that_do_not_fit(tmp_path):
