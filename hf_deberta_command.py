@@ -85,7 +85,7 @@ def import_command(name: str) -> ModuleType:
     packages += ("matplotlib",) * (name == "demo")
     if missing := [package for package in packages if find_spec(package) is None]:
         raise SystemExit(
-            f"{Path(sys.argv[0]).name}: {name} needs {', '.join(missing)}: run pip install -e "
+            f"{Path(sys.argv[0]).name}: {name} needs {', '.join(missing)}: run pip install "
             f"'.[{'demo' if name == 'demo' else 'train'}]' in a copy of the repository, with Python 3.11 or later"
         )
     return import_module("hf_deberta." + MODULES.get(name, f"commands.{name}"))

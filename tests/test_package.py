@@ -113,7 +113,7 @@ main(["glue", "--demo"])
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "hf-deberta glue: glue needs datasets, evaluate, scipy, sentencepiece, sklearn: run "
-        "pip install -e '.[train]' in a copy of the repository, with Python 3.11 or later"
+        "pip install '.[train]' in a copy of the repository, with Python 3.11 or later"
     )
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
     names = [re.match("[a-z-]+", line)[0].replace("scikit-learn", "sklearn") for line in extra]
