@@ -57,7 +57,7 @@ def test_a_preset_and_its_tied_matrix(capsys):
 
 def test_the_page_shows_lines_of_the_output(capsys):
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
-    shown = lines_of(textwrap.dedent(page.partition("$ hf-deberta inspect v3-base\n")[2].partition("It also")[0]))
+    shown = lines_of(textwrap.dedent(page.partition("$ hf-deberta inspect v3-base\n")[2].partition("## Convert")[0]))
     main(["inspect", "v3-base"])
     printed = lines_of(capsys.readouterr().out)
     assert len(shown) == 3

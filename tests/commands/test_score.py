@@ -202,7 +202,7 @@ def test_columns_of_parquet_keep_their_types(model, tmp_path):
 
 
 ERRORS = {
-    ("a.csv", "text,n\na,1\nb\n"): "a.csv, line 3 has 1 fields, and the header 2",
+    ("a.csv", "text,n\na,1\nb,2,3\n"): "a.csv, line 3 has 3 fields, and the header 2",
     ("a.csv", "body\na\n"): "a.csv has no column 'text'; it has body",
     ("a.csv", "text,label\na,1\n"): "a.csv has a column 'label' already: add --prefix",
     ("a.csv", ""): "a.csv is empty",
