@@ -265,7 +265,7 @@ class Plan:
 
 
 class Kernel:
-    """Launch a Triton kernel without binding its arguments again, as `kernel[grid](...)` does.
+    """Launches a Triton kernel; unlike `kernel[grid](...)`, it does not bind and inspect the arguments again each time.
 
     Compiled kernels are kept by all that Triton compiles for: constants, options, types and alignment of tensors, and
     `Plan.key`.
