@@ -1,19 +1,20 @@
-"""The backward pass of attention_triton_forward.py: gradients of queries, keys and values, and of the two tables.
+"""Gradients of the disentangled attention kernel.
 
-Legend: T tokens of a tile; a tile's *own* tokens are its rows, the *other* tokens its columns (see the forward file).
+Legend: see attention_triton_forward.py. Own tokens are queries or keys, others the other kind.
 
-The scores of every tile are computed again, twice. Each output is written by exactly one program, so results do not
-depend on the order in which programs run. One kernel handles a tile of own tokens; it runs once with queries as own
-tokens (dq) and once with keys as own tokens (dk, dv), and keeps the gradients G_t of near scores, by own token and
-distance. Another adds up what they give to one block of a table. With dS the gradient of the scaled scores, R its
-rotation by rows, and * marking the row of far keys, up to the scale, which is applied last:
+Each output is written by exactly one program, so results do not depend on the order in which programs run. One kernel
+handles a tile of own tokens; it runs with queries as own tokens (dq), then with keys as own tokens (dk, dv). The first
+run computes the scores of near tiles again, and writes their probabilities P and the gradients dS of their scores,
+which all later kernels read. Both runs compute the scores of far tiles. Up to the scale, which is applied last, and
+with * for the row of far keys:
 
-    dq_i = sum_j dS_ij (k_j + Kr[i - j])    near: dS @ K + G_t @ block_t, G_t[a, r] = R[a, r] of tile t where r <= a, of
-                                            tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
-    dk_j = sum_i dS_ij (q_i + Qr[i - j])    the same with queries and keys exchanged and distances negated
-    dKr_t = sum over tiles of G_t^T @ Q     dQr_t likewise;  far: the sum over i of q_i times the sum of its far dS
+    dq_i = sum_j dS_ij (k_j + Kr[i - j])     near: dS @ K + G_t @ block_t;  far: dS @ K, and Kr* times the sum of dS
+    dk_j = sum_i dS_ij (q_i + Qr[i - j])     near: dS^T @ Q + F_t^T @ block_t;  far: likewise with Qr*
+    dKr_t = sum over tiles of G_t^T @ Q      far: the sum over i of q_i times the sum of its far dS
+    dQr_t = sum over tiles of F_t @ K        far: likewise with keys
 
-and the gradient of a row is the sum over its distances.
+Here G_t[a, r] is dS rotated by "rows", of tile t where r <= a and of tile t + 1 elsewhere, and F_t[r, b] is dS rotated
+by "back", of tile t where r + b < T and of tile t + 1 elsewhere. The gradient of a row is the sum over its distances.
 """
 
 try:
@@ -54,20 +55,26 @@ def score_gradients(
     return dropped, probability * (from_above - delta)
 
 
+@triton.jit
+def tile_offset(program, head, key_block, heads, slots, T: tl.constexpr):
+    """Where P and dS of a program's near tile are; the keys of its near tiles differ in their blocks modulo slots."""
+    return ((tl.cast(program, tl.int64) * heads + head) * slots + key_block % slots) * 2 * T * T
+
+
 @triton.jit(do_not_specialize=("slots", "batch", "heads", "blocks", "NEAR"))
 def own_gradients_kernel(
     own_states, other_states, own_weights, other_weights,  # [B, N, H, d]; weights: dO and V, or V and dO with KEYS
     context,  # [B, N, H, d]
-    own_table, other_table,  # [H, (2 * NEAR + 2) * T, d] by distance
+    own_table, other_table,  # [(2 * NEAR + 2) * T, H, d] by distance
     far_own, far_other,  # [2, B, H, N]
     log_sum, delta,  # [B, H, N] of queries: base 2; sum of dO * context, written here, read with KEYS
     mask, spans, places, seed,  # as in forward_kernel
     own_gradient, value_gradient,  # [B, N, H, d]; the second with KEYS
     far_gradient,  # [2, programs, H, d] of the far rows of own_table
-    band, kept,  # with KEEP: [programs, H, slots, T, T], the blocks G_t, t downwards; [programs, 2], first and last t
+    tiles,  # [query programs, H, slots, 2, T, T]: P after dropout and dS of near tiles, written here, read with KEYS
     slots, batch, heads, tokens, head_size, blocks, NEAR, scale, dropout_p,
-    OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, KEEP: tl.constexpr, FAR: tl.constexpr,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head; with KEYS, dk and dv of one tile of keys."""
@@ -79,9 +86,7 @@ def own_gradients_kernel(
     by_token = (row * heads + head).to(tl.int64) * tokens + start
     far_own, far_other, log_sum, delta = far_own + by_token, far_other + by_token, log_sum + by_token, delta + by_token
     side_size = batch.to(tl.int64) * heads * tokens
-    table_rows = (2 * NEAR + 2) * T
-    own_table += head * table_rows * head_size
-    other_table += head * table_rows * head_size
+    own_table, other_table = own_table + head * head_size, other_table + head * head_size
     if MASK == "numbers":
         mask += row.to(tl.int64) * tokens + start
     if MASK == "pairs":
@@ -94,7 +99,7 @@ def own_gradients_kernel(
     own = load_tokens(own_states, block * T, length, stride, head_size, T, D)
     own_weight = load_tokens(own_weights, block * T, length, stride, head_size, T, D)
     a, b = block * T + tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
-    r = tl.arange(0, T)[None, :]
+    r = tl.arange(0, T)[:, None]
     channel = tl.arange(0, D)
     gradient = tl.zeros([T, D], tl.float32)
     for_values = tl.zeros([T, D], tl.float32)
@@ -135,57 +140,67 @@ def own_gradients_kernel(
                 total += tl.sum(for_scores, 1)
             gradient = tl.dot(for_scores.to(own.dtype), other, gradient, input_precision=PRECISION)
         if OWN:
-            last = tl.where(at_end == 1, 0, table_rows - 1)
-            shared = tl.load(own_table + last * head_size + channel, mask=channel < head_size, other=0.0).to(tl.float32)
+            last = tl.where(at_end == 1, 0, (2 * NEAR + 2) * T - 1)
+            shared = tl.load(own_table + last * stride + channel, mask=channel < head_size, other=0.0).to(tl.float32)
             gradient += total[:, None] * shared[None, :]
             for_shared = tl.sum(total[:, None] * own.to(tl.float32), 0)
             target = far_gradient + ((at_end * tl.num_programs(0) + tl.program_id(0)) * heads + head) * head_size
             tl.store(target + channel, for_shared, mask=channel < head_size)
 
     turned = tl.zeros([T, T], own.dtype)
-    inside_tile = tl.arange(0, T)[:, None] * T + r
-    pieces = band + (tl.program_id(0) * heads + head).to(tl.int64) * slots * T * T
-    for tile in range(near, far):
-        other_token = tile * T + b
-        other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
-        other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
-        before = tl.zeros([T, T], tl.float32)
-        if OWN:  # not kept from the tile before, as in forward_kernel: registers are scarcer than products here
-            before = product(own, load_block(own_table, block - tile, NEAR, head_size, KEYS, T, D), PRECISION)
-        scores, _ = near_scores(
-            own, other, before, own_table, other_table, block - tile, NEAR, head_size, OWN, OTHER, KEYS, PRECISION, T, D
-        )
-        i, j = (other_token, a) if KEYS else (a, other_token)
-        pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
-        if KEYS:
-            log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
-            deltas = tl.load(delta + i, mask=i < length, other=0.0)
-        if DROPOUT:
-            keep = dropout_mask(draw, start + i, start + j, dropout_p)
-        probability, for_scores = score_gradients(
-            scores, factor, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
-        )
-        if KEYS:
-            probability = probability.to(own.dtype)
-            for_values = tl.dot(probability, other_weight, for_values, input_precision=PRECISION)
-        gradient = tl.dot(for_scores.to(own.dtype), other, gradient, input_precision=PRECISION)
-        if OWN:
-            here = rotated(for_scores, "rows", T).to(own.dtype)
-            of_block = tl.where(r <= tl.arange(0, T)[:, None], here, turned)
-            rows = load_block(own_table, block - tile, NEAR, head_size, KEYS, T, D)
+    inside_tile = tl.arange(0, T)[:, None] * T + b
+    if KEYS:
+        for tile in range(near, far):
+            other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
+            other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
+            program = tl.program_id(0) - block + tile
+            written = tiles + tile_offset(program, head, block, heads, slots, T)
+            probability, for_scores = tl.load(written + inside_tile), tl.load(written + T * T + inside_tile)
+            for_values = tl.dot(tl.trans(probability), other_weight, for_values, input_precision=PRECISION)
+            gradient = tl.dot(tl.trans(for_scores), other, gradient, input_precision=PRECISION)
+            if OWN:
+                here = rotated(for_scores.to(tl.float32), "back", T).to(own.dtype)
+                of_block = tl.where(r + b < T, turned, here)
+                rows = load_block(own_table, tile - block - 1, NEAR, stride, head_size, T, D)
+                gradient = tl.dot(tl.trans(of_block), rows, gradient, input_precision=PRECISION)
+                turned = here
+        if OWN and near < far:
+            of_block = tl.where(r + b < T, turned, 0.0).to(own.dtype)
+            rows = load_block(own_table, far - 1 - block, NEAR, stride, head_size, T, D)
+            gradient = tl.dot(tl.trans(of_block), rows, gradient, input_precision=PRECISION)
+    else:
+        for tile in range(near, far):
+            j = tile * T + b
+            other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
+            other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
+            before = tl.zeros([T, T], tl.float32)
+            if OWN:  # not kept from the tile before, as in forward_kernel: registers are scarcer than products here
+                block_here = load_block(own_table, block - tile, NEAR, stride, head_size, T, D)
+                before = product(own, block_here, PRECISION)
+            scores, _ = near_scores(
+                own, other, before, own_table, other_table, block - tile, NEAR, stride, head_size, OWN, OTHER,
+                PRECISION, T, D,
+            )  # fmt: skip
+            pairs = visible_pairs(mask, a, j, length, tokens, MASK, CAUSAL)
+            if DROPOUT:
+                keep = dropout_mask(draw, start + a, start + j, dropout_p)
+            probability, for_scores = score_gradients(
+                scores, factor, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
+            )
+            written = tiles + tile_offset(tl.program_id(0), head, tile, heads, slots, T)
+            tl.store(written + inside_tile, probability.to(own.dtype))
+            tl.store(written + T * T + inside_tile, for_scores.to(own.dtype))
+            gradient = tl.dot(for_scores.to(own.dtype), other, gradient, input_precision=PRECISION)
+            if OWN:
+                here = rotated(for_scores, "rows", T).to(own.dtype)
+                of_block = tl.where(b <= r, here, turned)
+                rows = load_block(own_table, block - tile, NEAR, stride, head_size, T, D)
+                gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
+                turned = here
+        if OWN and near < far:
+            of_block = tl.where(b <= r, 0.0, turned).to(own.dtype)
+            rows = load_block(own_table, block - far, NEAR, stride, head_size, T, D)
             gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
-            if KEEP:
-                tl.store(pieces + (tile - near) * T * T + inside_tile, of_block)
-            turned = here
-    if OWN and near < far:
-        of_block = tl.where(r <= tl.arange(0, T)[:, None], 0.0, turned).to(own.dtype)
-        rows = load_block(own_table, block - far, NEAR, head_size, KEYS, T, D)
-        gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
-        if KEEP:
-            tl.store(pieces + (far - near) * T * T + inside_tile, of_block)
-    if KEEP:  # the same for all heads; nothing was kept if near == far
-        tl.store(kept + 2 * tl.program_id(0), tl.where(near < far, block - far, block + 1))
-        tl.store(kept + 2 * tl.program_id(0) + 1, tl.where(near < far, block - near, block))
 
     inside = (a < length) & (channel[None, :] < head_size)
     target = base + a * stride + channel[None, :]
@@ -194,31 +209,52 @@ def own_gradients_kernel(
         tl.store(value_gradient + target, for_values.to(own.dtype), mask=inside)
 
 
-@triton.jit(do_not_specialize=("programs", "heads", "blocks", "slots", "NEAR"))
+@triton.jit(do_not_specialize=("programs", "heads", "blocks", "slots", "NEAR", "FIRST", "parts"))
 def table_gradients_kernel(
-    states,  # [B, N, H, d]
-    band, kept,  # of own_gradients_kernel: [programs, H, slots, T, T], [programs, 2]
-    places,  # as in forward_kernel
-    gradient,  # [parts, 2 * NEAR + 2, H, T, d]
-    programs, heads, tokens, head_size, blocks, slots, NEAR,
-    PACKED: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+    query, key,  # [B, N, H, d]
+    tiles, spans, places,  # as in own_gradients_kernel
+    gradient,  # [tables, parts, 2 * NEAR + 2, H, T, d]
+    programs, heads, tokens, head_size, blocks, slots, NEAR, FIRST, parts,
+    MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """One block of a table's gradient, from every n-th tile of own tokens: the sum of G_t^T @ states."""
-    t, head, part = tl.program_id(0) - NEAR - 1, tl.program_id(1), tl.program_id(2)
-    a, r = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    """One block of a table's gradient, from every n-th tile of own tokens: the sum of G_t^T @ Q, or of F_t @ K.
+
+    Tables from `FIRST` on: 0 is the queries' table, 1 the keys'. Before it is rotated, G_t or F_t is dS of tile t where
+    b <= a, and of tile t + 1 elsewhere. Rows can be rotated while they are read, columns cannot.
+    """
+    t, head, stride = tl.program_id(0) - NEAR - 1, tl.program_id(1), heads * head_size
+    of_keys, part = tl.program_id(2) // parts + FIRST == 1, tl.program_id(2) % parts
+    a, b, channel = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :], tl.arange(0, D)[None, :]
+    spanned: tl.constexpr = MASK == "numbers" and not PACKED
+    states = query
+    if of_keys:
+        states = key
     total = tl.zeros([T, D], tl.float32)
-    for program in range(part, programs, tl.num_programs(2)):
-        first, last = tl.load(kept + 2 * program), tl.load(kept + 2 * program + 1)
-        if (first <= t) & (t <= last):
-            program = tl.cast(program, tl.int32)
-            row, start, length, block = locate_block(program, places, blocks, tokens, PACKED)
+    for program in range(part, programs, parts):
+        row, start, length, block = locate_block(program, places, blocks, tokens, PACKED)
+        _, near, far, _ = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, False, T)
+        here, beyond = block - t, block - t - 1  # of keys
+        first = tile_offset(program, head, here, heads, slots, T)
+        second = tile_offset(program, head, beyond, heads, slots, T)
+        if of_keys:
+            _, near, far, _ = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, True, T)
+            here, beyond = block + t, block + t + 1  # of queries
+            first = tile_offset(program + t, head, block, heads, slots, T)
+            second = tile_offset(program + t + 1, head, block, heads, slots, T)
+        if (near <= tl.maximum(here, beyond)) & (tl.minimum(here, beyond) < far):
             base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
-            own = load_tokens(states + base, block * T, length, heads * head_size, head_size, T, D)
-            piece = ((program.to(tl.int64) * heads + head) * slots + last - t) * T * T
-            of_block = tl.load(band + piece + a * T + r)
-            total = tl.dot(tl.trans(of_block), own, total, input_precision=PRECISION)
-    channel = tl.arange(0, D)[None, :]
-    target = ((part * tl.num_programs(0) + tl.program_id(0)) * heads + head).to(tl.int64) * T + a
+            own = load_tokens(states + base, block * T, length, stride, head_size, T, D)
+            other = tl.where(b <= a, here, beyond)
+            there = (near <= other) & (other < far)
+            pair = tiles + first + T * T + a * T + tl.where(b <= a, 0, (second - first).to(tl.int32))
+            if of_keys:
+                of_block = rotated(tl.load(pair + b, mask=there, other=0.0).to(tl.float32), "back", T).to(own.dtype)
+                total = tl.dot(of_block, own, total, input_precision=PRECISION)
+            else:
+                of_block = tl.load(pair + ((a - b) & (T - 1)), mask=there, other=0.0)
+                total = tl.dot(tl.trans(of_block), own, total, input_precision=PRECISION)
+    target = ((tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * heads + head).to(tl.int64) * T + a
     tl.store(gradient + target * head_size + channel, total, mask=channel < head_size)
 
 
@@ -232,24 +268,15 @@ def row_gradients_kernel(
     parts, heads, count, head_size, NEAR, FIRST, scale, FAR: tl.constexpr, ROWS: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`.
-
-    Tables from `FIRST` on: 0 is the queries' table, 1 the keys', whose distances are negative, see `load_block`.
-    """
+    """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`."""
     head, blocks, table = tl.program_id(1), 2 * NEAR + 2, tl.program_id(2)
-    is_keys = table + FIRST == 1
     row, x, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, T), tl.arange(0, D)[None, :]
     inside = channel < head_size
     first = tl.load(ranges + tl.program_id(0)).to(tl.int32)
     last = blocks * T - 1 - tl.load(ranges + tl.num_programs(0) + tl.program_id(0)).to(tl.int32)
-    begin, end = first // T, last // T + 1
-    if is_keys:
-        begin, end = blocks - tl.cdiv(last, T), blocks - tl.cdiv(tl.maximum(first, 1), T) + 1
     total = tl.zeros([ROWS, D], tl.float32)
-    for block in range(begin, end):
-        at = block * T + x
-        at = tl.where(is_keys, tl.minimum(blocks * T - at, blocks * T - 1), at)
-        chosen = (tl.load(rows + at)[None, :] == row).to(tl.float32)
+    for block in range(first // T, last // T + 1):
+        chosen = (tl.load(rows + block * T + x)[None, :] == row).to(tl.float32)
         of_block = tl.zeros([T, D], tl.float32)
         for part in range(0, parts):
             piece = (((table * parts + part) * blocks + block) * heads + head).to(tl.int64) * T + x[:, None]

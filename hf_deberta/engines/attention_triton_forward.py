@@ -1,15 +1,15 @@
 """Disentangled attention in tiles on a GPU: the scores of a tile, and the forward kernel.
 
 Legend: T tokens of a tile, D channels in registers (the head size, rounded up), x = a - b the distance between a
-tile's *own* token a (its row) and an *other* token b (its column). Here queries are the own tokens; in the backward
-pass keys are own tokens too, with tables read backwards. The derivation is in docs/attention_triton.md.
+tile's query a (its row) and its key b (its column). In the backward pass the rows of far tiles, the *own* tokens, are
+queries or keys, and their columns the *others*. The derivation is in docs/attention_triton.md.
 
 The tile (I, J) stands t = I - J tiles off the diagonal. With tables laid out by distance and cut into blocks of T rows,
 block t holding the distances tT ... tT + T - 1, a tile needs block t where b <= a and block t - 1 elsewhere. Products
 with these two blocks hold both position terms, but for a rotation:
 
-    c2p[a, b] = M[a, (a - b) mod T]    M[a, r] = own_a . block_t[r] where r <= a,         else own_a . block_{t-1}[r]
-    p2c[a, b] = E[(a - b) mod T, b]    E[r, b] = block_t[r] . other_b where r + b < T,    else block_{t-1}[r] . other_b
+    c2p[a, b] = M[a, (a - b) mod T]    M[a, r] = q_a . block_t[r] where r <= a,       else q_a . block_{t-1}[r]
+    p2c[a, b] = E[(a - b) mod T, b]    E[r, b] = block_t[r] . k_b where r + b < T,    else block_{t-1}[r] . k_b
 
 Past the saturation distance all rows of a side are one, and the terms are a number per query plus a number per key.
 """
@@ -69,35 +69,31 @@ def load_tokens(states, first, length, stride, head_size, T: tl.constexpr, D: tl
 
 
 @triton.jit
-def load_block(table, t, NEAR, head_size, KEYS: tl.constexpr, T: tl.constexpr, D: tl.constexpr):
-    """Block t of a head's table, whose rows are distances from -(NEAR + 1) * T on, query minus key; KEYS: from -x."""
-    x, channel = t * T + tl.arange(0, T), tl.arange(0, D)[None, :]
-    row = (NEAR + 1) * T + x
-    if KEYS:
-        row = tl.minimum((NEAR + 1) * T - x, (2 * NEAR + 2) * T - 1)  # these two are one row
-    return tl.load(table + row[:, None] * head_size + channel, mask=channel < head_size, other=0.0)
+def load_block(table, t, NEAR, stride, head_size, T: tl.constexpr, D: tl.constexpr):
+    """Block t of a head's table, whose rows are the distances from -(NEAR + 1) * T on."""
+    row, channel = (NEAR + 1 + t) * T + tl.arange(0, T)[:, None], tl.arange(0, D)[None, :]
+    return tl.load(table + row * stride + channel, mask=channel < head_size, other=0.0)
 
 
 @triton.jit
 def near_scores(
-    own, other, before, own_table, other_table, t, NEAR, head_size,
-    OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
-    T: tl.constexpr, D: tl.constexpr,
+    query, key, before, key_table, query_table, t, NEAR, stride, head_size,
+    C2P: tl.constexpr, P2C: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile, and own @ block_{t-1}^T, the argument `before` of the next tile, at t - 1.
+    """Scores of a tile, and query @ block_{t-1}^T, the argument `before` of the next tile, at t - 1.
 
     The conditions b <= a and a + b < T are written with constants on one side and what depends on the lane on the
     other.
     """
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
-    scores = product(own, other, PRECISION)
-    if OWN:
-        after = product(own, load_block(own_table, t - 1, NEAR, head_size, KEYS, T, D), PRECISION)
+    scores = product(query, key, PRECISION)
+    if C2P:
+        after = product(query, load_block(key_table, t - 1, NEAR, stride, head_size, T, D), PRECISION)
         scores += rotated(tl.where(b // 8 * 8 <= a - b % 8, before, after), "rows", T)
         before = after
-    if OTHER:
-        here = product(load_block(other_table, t, NEAR, head_size, KEYS, T, D), other, PRECISION)
-        below = product(load_block(other_table, t - 1, NEAR, head_size, KEYS, T, D), other, PRECISION)
+    if P2C:
+        here = product(load_block(query_table, t, NEAR, stride, head_size, T, D), key, PRECISION)
+        below = product(load_block(query_table, t - 1, NEAR, stride, head_size, T, D), key, PRECISION)
         scores += rotated(tl.where(b // 8 * 8 < T - a - b % 8, here, below), "columns", T)
     return scores, before
 
@@ -130,12 +126,12 @@ def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: t
     """Products [2, B, H, N] in float32 of states with the rows of far left keys, the last, and far right, the first."""
     first, head, batch = tl.program_id(0) * T, tl.program_id(1), tl.program_id(2)
     states += (batch.to(tl.int64) * tokens * heads + head) * head_size
-    table += head * rows * head_size
+    table += head * head_size
     x = load_tokens(states, first, tokens, heads * head_size, head_size, T, D).to(tl.float32)
     channel, token = tl.arange(0, D), first + tl.arange(0, T)
     for side in tl.static_range(2):
         last = 0 if side else rows - 1
-        far = tl.load(table + last * head_size + channel, mask=channel < head_size, other=0.0).to(tl.float32)
+        far = tl.load(table + last * heads * head_size + channel, mask=channel < head_size, other=0.0).to(tl.float32)
         target = out + ((side * tl.num_programs(2) + batch) * heads + head).to(tl.int64) * tokens
         tl.store(target + token, tl.sum(x * far[None, :], 1), mask=token < tokens)
 
@@ -225,7 +221,7 @@ def accumulate(
 @triton.jit(do_not_specialize=("batch", "heads", "blocks", "NEAR"))
 def forward_kernel(
     query, key, value,  # [B, N, H, d]
-    key_table, query_table,  # [H, (2 * NEAR + 2) * T, d] by distance: Kr for c2p, Qr for p2c
+    key_table, query_table,  # [(2 * NEAR + 2) * T, H, d] by distance: Kr for c2p, Qr for p2c
     far_query, far_key,  # [2, B, H, N]: products with the far rows of Kr and of Qr
     mask, spans,  # [B, N] of numbers or [B, N, N] of bytes; [B, blocks, 2], blocks of others, for numbers
     places,  # [programs, 3] of a packed row: first token and length of the document, block
@@ -243,8 +239,7 @@ def forward_kernel(
     by_token = (row * heads + head).to(tl.int64) * tokens + start
     far_query, far_key, log_sum = far_query + by_token, far_key + by_token, log_sum + by_token
     side_size = batch.to(tl.int64) * heads * tokens
-    table_size = (2 * NEAR + 2) * T * head_size
-    key_table, query_table = key_table + head * table_size, query_table + head * table_size
+    key_table, query_table = key_table + head * head_size, query_table + head * head_size
     if MASK == "numbers":
         mask += row.to(tl.int64) * tokens + start
     if MASK == "pairs":
@@ -281,12 +276,12 @@ def forward_kernel(
 
     before = tl.zeros([T, T], tl.float32)
     if C2P and near < far:
-        before = product(own, load_block(key_table, block - near, NEAR, head_size, False, T, D), PRECISION)
+        before = product(own, load_block(key_table, block - near, NEAR, stride, head_size, T, D), PRECISION)
     for other in range(near, far):
         j = other * T + b
         keys = load_tokens(key, other * T, length, stride, head_size, T, D)
         scores, before = near_scores(
-            own, keys, before, key_table, query_table, block - other, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
+            own, keys, before, key_table, query_table, block - other, NEAR, stride, head_size, C2P, P2C, PRECISION, T, D
         )
         pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
         if DROPOUT:

@@ -178,17 +178,21 @@ def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> to
 def tile_spans(numbers: torch.Tensor, real: torch.Tensor | None, tile: int) -> torch.Tensor:
     """The blocks [first, last) with tokens that a token of each tile may see, int32 [B, blocks, 2].
 
+    If a tile sees another, that one sees it too: its keys read what its queries wrote in the backward pass.
+
     Args:
         numbers: [B, N], the number of each token's document, which never decreases along a row.
-        real: [B, N] of bool, False for padding. A tile of padding only has no blocks: its first is not below its last.
+        real: [B, N] of bool, False for padding. A tile before or after all real tokens has no blocks: its first is not
+            below its last.
     """
     tokens = numbers.shape[1]
     first, last = torch.searchsorted(numbers, numbers), torch.searchsorted(numbers, numbers, right=True)
     if real is not None:
         position = torch.arange(tokens, device=numbers.device)
-        first = torch.maximum(first, torch.where(real, position, tokens).amin(1, keepdim=True))
-        last = torch.minimum(last, torch.where(real, position + 1, 0).amax(1, keepdim=True))
-        first, last = torch.where(real, first, tokens), torch.where(real, last, 0)
+        begin = torch.where(real, position, tokens).amin(1, keepdim=True)
+        end = torch.where(real, position + 1, 0).amax(1, keepdim=True)
+        inside = (position >= begin) & (position < end)
+        first, last = torch.where(inside, first.clamp(begin), tokens), torch.where(inside, last.clamp(max=end), 0)
     missing = -tokens % tile
     first = torch.nn.functional.pad(first, (0, missing), value=ANY_END).unflatten(1, (-1, tile)).amin(2) // tile
     last = (torch.nn.functional.pad(last, (0, missing)).unflatten(1, (-1, tile)).amax(2) + tile - 1) // tile
@@ -202,8 +206,10 @@ def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor
 
 
 def tables_by_distance(tables: list[torch.Tensor | None], rows: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """The tables' rows of all distances, [H, (2 * near + 2) * T, d]; their gradient goes to the tables themselves."""
-    return [None if table is None or rows is None else table.detach().index_select(1, rows) for table in tables]
+    """The tables' rows of all distances, [(2 * near + 2) * T, H, d]; their gradient goes to the tables themselves."""
+    if rows is None:
+        return [None, None]
+    return [None if table is None else table.detach().transpose(0, 1).index_select(0, rows) for table in tables]
 
 
 def ranges_of_rows(rows: torch.Tensor, table_rows: int) -> torch.Tensor:
@@ -244,10 +250,10 @@ class Plan:
         self.tile, self.launches = launches(query.dtype, query.device)
         self.blocks = -(-self.tokens // self.tile)
         self.programs = self.batch * self.blocks if places is None else len(places)
-        self.slots = min(2 * self.near, furthest) + 2  # blocks of distances of a program
+        self.slots = min(self.near if causal else 2 * self.near, furthest) + 1  # near tiles of a program
         self.far = furthest > self.near and any(has_tables)
-        parts = min(TABLE_GRADIENT_SPLITS, self.programs)
-        self.piece_shape = (parts, 2 * self.near + 2, self.heads, self.tile, self.size)
+        self.parts = min(TABLE_GRADIENT_SPLITS, self.programs)
+        self.piece_shape = (self.parts, 2 * self.near + 2, self.heads, self.tile, self.size)
         self.channels = max(16, 1 << (self.size - 1).bit_length())
         self.sizes = (self.batch, self.heads, self.tokens, self.size, self.blocks, self.near)
         mask_kind = "none" if mask is None else "numbers" if mask.dim() == 2 else "pairs"
@@ -342,7 +348,7 @@ def far_products(plan: Plan, states: torch.Tensor, table: torch.Tensor) -> torch
     products = states.new_empty((2, plan.batch, plan.heads, plan.tokens), dtype=torch.float32)
     far_products_kernel.launch(
         plan, (plan.blocks, plan.heads, plan.batch), (states, table, products),
-        (plan.tokens, plan.heads, table.shape[1], plan.size), {"T": plan.tile, "D": plan.channels}, {},
+        (plan.tokens, plan.heads, len(table), plan.size), {"T": plan.tile, "D": plan.channels}, {},
     )  # fmt: skip
     return products
 
@@ -379,83 +385,47 @@ def launch_backward(
     for_query, for_key, for_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     delta = torch.empty_like(log_sum)
     for_far = delta.new_empty(2, 2, plan.programs * plan.far, plan.heads, plan.size)
-    train_keys, train_queries = plan.c2p and table_rows > 0, plan.p2c and table_rows > 0
-    pieces = delta.new_empty(train_keys + train_queries, *plan.piece_shape)
+    tiles = query.new_empty(plan.programs, plan.heads, plan.slots, 2, plan.tile, plan.tile)
+    for_tables: list[torch.Tensor | None] = [None, None]
     with torch.cuda.device_of(query):
         far_query, far_key = far_products(plan, query, key_table), far_products(plan, key, query_table)
         queries = Side(query, gradient, key_table, far_query, plan.c2p, for_query, for_far[0])
         keys = Side(key, value, query_table, far_key, plan.p2c, for_key, for_far[1])
-        inputs = (context, log_sum, delta, seed, for_value)
-        band, kept = own_gradients(plan, False, train_keys, queries, keys, *inputs)
-        if train_keys:
-            table_gradients(plan, query, band, kept, pieces[0])
-        del band  # several hundred megabytes, which the next run uses again
-        band, kept = own_gradients(plan, True, train_queries, keys, queries, *inputs)
-        if train_queries:
-            table_gradients(plan, key, band, kept, pieces[-1])
-        tables = row_gradients(plan, pieces, for_far, table_rows) if len(pieces) else []
-    for_tables = [tables[0] if train_keys else None, tables[-1] if train_queries else None]
+        for is_keys, own, other in ((False, queries, keys), (True, keys, queries)):
+            own_gradients_kernel.launch(
+                plan, (plan.programs, plan.heads, 1),
+                (own.states, other.states, own.weights, other.weights, context, own.table, other.table, own.far,
+                 other.far, log_sum, delta, *plan.visibility, seed, own.for_states, for_value, own.for_far, tiles),
+                (plan.slots, *plan.sizes, plan.scale, plan.dropout_p),
+                {"OWN": own.has_table, "OTHER": other.has_table, "KEYS": is_keys, "FAR": plan.far, **plan.constants},
+                plan.options(1),
+            )  # fmt: skip
+        if table_rows and (plan.c2p or plan.p2c):
+            for_tables = table_gradients(plan, query, key, tiles, for_far, table_rows)
     return [*(part.transpose(1, 2) for part in (for_query, for_key, for_value)), *for_tables]
 
 
-def own_gradients(
-    plan: Plan,
-    is_keys: bool,
-    keep: bool,
-    own: Side,
-    other: Side,
-    context: torch.Tensor,  # [B, N, H, d]
-    log_sum: torch.Tensor,  # [B, H, N]
-    delta: torch.Tensor,  # [B, H, N]
-    seed: torch.Tensor,
-    for_value: torch.Tensor,  # [B, N, H, d]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write gradients of queries, or of keys and values, and of far rows; return what `table_gradients` needs.
-
-    The run for queries writes `delta`, the sums of gradient * context, for the run for keys. With `keep`, gradients of
-    near scores are returned: [programs, H, slots, T, T] by block of distances, and [programs, 2], the first and last
-    block of each program.
-    """
-    band, kept = plan.nothing, plan.nothing
-    if keep:
-        band = own.states.new_empty(plan.programs, plan.heads, plan.slots, plan.tile, plan.tile)
-        kept = own.states.new_empty(plan.programs, 2, dtype=torch.int32)
-    own_gradients_kernel.launch(
-        plan, (plan.programs, plan.heads, 1),
-        (own.states, other.states, own.weights, other.weights, context, own.table, other.table, own.far, other.far,
-         log_sum, delta, *plan.visibility, seed, own.for_states, for_value, own.for_far, band, kept),
-        (plan.slots, *plan.sizes, plan.scale, plan.dropout_p),
-        {"OWN": own.has_table, "OTHER": other.has_table, "KEYS": is_keys, "KEEP": keep, "FAR": plan.far,
-         **plan.constants},
-        plan.options(1),
-    )  # fmt: skip
-    return band, kept
-
-
 def table_gradients(
-    plan: Plan, states: torch.Tensor, band: torch.Tensor, kept: torch.Tensor, pieces: torch.Tensor
-) -> None:
-    """Write the gradient of a table by distance, in parts of a sum, to pieces [parts, blocks, H, T, d]."""
-    parts, blocks = plan.piece_shape[:2]
+    plan: Plan, query: torch.Tensor, key: torch.Tensor, tiles: torch.Tensor, for_far: torch.Tensor, table_rows: int
+) -> list[torch.Tensor | None]:
+    """Gradients [H, R, d] of the tables, from what `own_gradients_kernel` wrote."""
+    tables, first = plan.c2p + plan.p2c, int(not plan.c2p)
+    pieces = for_far.new_empty(tables, *plan.piece_shape)  # parts of sums, by distance
     table_gradients_kernel.launch(
-        plan, (blocks, plan.heads, parts), (states, band, kept, plan.visibility[2], pieces),
-        (plan.programs, plan.heads, plan.tokens, plan.size, plan.blocks, plan.slots, plan.near),
-        {"PACKED": plan.constants["PACKED"], **plan.products}, plan.options(2),
+        plan, (2 * plan.near + 2, plan.heads, tables * plan.parts), (query, key, tiles, *plan.visibility[1:], pieces),
+        (plan.programs, plan.heads, plan.tokens, plan.size, plan.blocks, plan.slots, plan.near, first, plan.parts),
+        {**{name: plan.constants[name] for name in ("MASK", "CAUSAL", "PACKED")}, **plan.products}, plan.options(2),
     )  # fmt: skip
-
-
-def row_gradients(plan: Plan, pieces: torch.Tensor, for_far: torch.Tensor, table_rows: int) -> list[torch.Tensor]:
-    """Gradients [H, R, d] of one or both tables, from what `table_gradients` and `own_gradients` wrote."""
-    gradients = [plan.nothing.new_empty(table_rows, plan.heads, plan.size) for _ in pieces]
+    gradients = [query.new_empty(table_rows, plan.heads, plan.size) for _ in range(tables)]
     far = for_far.sum(2) if plan.far else plan.nothing
-    first_is_keys = int(not plan.c2p)  # a single table of position queries is read by keys
     row_gradients_kernel.launch(
-        plan, (-(-table_rows // ROWS_OF_PROGRAM), plan.heads, len(pieces)),
+        plan, (-(-table_rows // ROWS_OF_PROGRAM), plan.heads, tables),
         (pieces, far, plan.rows, plan.row_ranges, gradients[0], gradients[-1]),
-        (plan.piece_shape[0], plan.heads, table_rows, plan.size, plan.near, first_is_keys, plan.scale),
+        (plan.parts, plan.heads, table_rows, plan.size, plan.near, first, plan.scale),
         {"FAR": plan.far, "ROWS": ROWS_OF_PROGRAM, "T": plan.tile, "D": plan.channels}, {"num_warps": 8},
     )  # fmt: skip
-    return [gradient.transpose(0, 1) for gradient in gradients]
+    by_head = [gradient.transpose(0, 1) for gradient in gradients]
+    return [by_head[0] if plan.c2p else None, by_head[-1] if plan.p2c else None]
 
 
 class AttentionInTiles(torch.autograd.Function):

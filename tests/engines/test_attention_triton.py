@@ -218,6 +218,14 @@ def test_spans_hold_the_blocks_that_a_tile_sees(tile):
     assert torch.equal((spans[..., :1] <= at) & (at < spans[..., 1:]), sees)
 
 
+def test_tiles_with_holes_see_each_other_or_not():
+    torch.manual_seed(0)
+    for documents in (numbers((21, 30)), numbers((5, 14, 4, 16, 12)), numbers((51,))):
+        spans, at = tile_spans(documents, torch.rand(1, 51) < 0.2, 4), torch.arange(13)
+        held = (spans[..., :1] <= at) & (at < spans[..., 1:])
+        assert held.any() and torch.equal(held, held.mT)
+
+
 @interpreted
 def test_tiles_between_documents_are_skipped():
     """Otherwise infinite values of one document times probabilities of 0 would be NaN in the other."""
@@ -441,8 +449,8 @@ def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
 
 
 KINDS = {  # of arguments that do not have the type of the states
-    "i32": ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots"),
-    "*i32": ("spans", "places", "kept"),
+    "i32": ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots", "FIRST", "parts"),
+    "*i32": ("spans", "places"),
     "*fp32": ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta", "far_gradient", "gradient"),
     "*i64": ("seed",),
     "*u8": ("mask",),
@@ -473,7 +481,7 @@ def test_kernels_compile_for_gpus_of_amd(name, launch, keys):
     kernel = getattr(attention_triton_forward, name, None) or getattr(attention_triton_backward, name)
     tile, launches = LAUNCHES["AMD"]
     warps, stages = launches[launch]
-    flags = dict.fromkeys(("C2P", "P2C", "FAR", "OWN", "OTHER", "KEEP"), True)
+    flags = dict.fromkeys(("C2P", "P2C", "FAR", "OWN", "OTHER"), True)
     flags |= {"KEYS": keys, "CAUSAL": False, "PACKED": False, "DROPOUT": False, "MASK": "none", "PRECISION": "ieee"}
     constants = {name: value for name, value in {**flags, "T": tile, "D": 64}.items() if name in kernel.arg_names}
     signature = dict.fromkeys(kernel.arg_names, "*bf16") | dict.fromkeys(constants, "constexpr")
