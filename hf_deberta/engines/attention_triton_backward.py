@@ -150,7 +150,7 @@ def own_gradients_kernel(
     turned = tl.zeros([T, T], own.dtype)
     inside_tile = tl.arange(0, T)[:, None] * T + b
     if KEYS:
-        for tile in range(near, far):
+        for tile in tl.range(near, far, num_stages=2):  # with few registers in use, what comes next can be read ahead
             other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
             other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
             program = tl.program_id(0) - block + tile
