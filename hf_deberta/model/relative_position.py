@@ -132,15 +132,15 @@ class TableProjection:
     def project(self, table: torch.Tensor, window: TableWindow) -> RelativePositions:
         """The position terms from the window's rows of the table, [R, hidden].
 
-        Position queries are scaled here, once for the cache, except in half precision, which the reference backend
-        scales in float32.
+        Position queries on the CPU are scaled here, once for the cache, except in half precision, which the reference
+        backend scales in float32.
         """
         table = self.dropout(table)
         table = table.to(product_dtype(table))  # once: each projection would cast it
         key = None if self.key is None else split_heads(linear(self.key, table), self.head_size)
         query = None if self.query is None else split_heads(linear(self.query, table), self.head_size)
         query_scale = 1.0
-        if query is not None and query.dtype in (torch.float32, torch.float64):
+        if query is not None and query.is_cpu and query.dtype in (torch.float32, torch.float64):
             query, query_scale = query * self.scale, self.scale
         return RelativePositions(key, query, window, self.terms, query_scale)
 
