@@ -21,7 +21,7 @@ def _triton_unsupported_reason(*call) -> str | None:
     return unsupported_reason(*call)
 
 
-slots.linear.use(linear_by_onednn)
+slots.linear_on_cpu.use(linear_by_onednn)
 slots.from_cache.use(from_weight_cache)
 batch_layout.unpadded.use(unpadded_where_faster)
 attention.choose_backend.use(checked_backend)

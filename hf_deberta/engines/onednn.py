@@ -30,7 +30,7 @@ def linear_by_onednn(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     >>> linear_by_onednn(nn.Linear(4, 3), torch.zeros(2, 5, 4)).shape
     torch.Size([2, 5, 3])
     """
-    if not states.is_cpu or in_captured_graph() or not (uses_onednn() and is_float32_linear(layer, states)):
+    if in_captured_graph() or not (uses_onednn() and is_float32_linear(layer, states)):
         return layer(states)
     flat = states.reshape(-1, states.shape[-1])
     product = OneDNNProduct.apply if torch.is_grad_enabled() else multiply_padded

@@ -55,8 +55,13 @@ class replaceable(Generic[Arguments, Result]):
         return (self.plain if _reference_requests else self.faster)(*args, **kwargs)
 
 
-@replaceable
 def linear(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """Apply a linear layer."""
+    return linear_on_cpu(layer, states) if states.is_cpu else layer(states)
+
+
+@replaceable
+def linear_on_cpu(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """Apply a linear layer. An engine may compute it without calling the module, if nothing observes the call."""
     return layer(states)
 
