@@ -43,8 +43,7 @@ def from_weight_cache(
     owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
 ) -> Result | None:
     """Replace `from_cache`: the last result for this owner, if weights and inputs (by identity) are the same."""
-    on_device = [each for each in inputs if isinstance(each, torch.Tensor) and not each.is_cpu]
-    if on_device or in_captured_graph():  # a comparison would wait for the device; a graph cannot hold a cache
+    if in_captured_graph():  # which cannot hold a cache
         return None
     modules = tuple(modules)
     if not can_cache(modules):

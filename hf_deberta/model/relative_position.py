@@ -122,10 +122,11 @@ class TableProjection:
         """The position terms of a layer, the `owner`, for up to `length` tokens; None if the layer has no terms."""
         if table is None or window is None or not self.terms:
             return None
-        modules = [module for module in (self.key, self.query, self.dropout) if module is not None]
-        positions = from_cache(owner, modules, lambda: self.project(table, window), table, window.rows_of_distance)
-        if positions is not None:
-            return positions
+        if table.is_cpu:  # nothing is cached elsewhere
+            modules = [module for module in (self.key, self.query, self.dropout) if module is not None]
+            positions = from_cache(owner, modules, lambda: self.project(table, window), table, window.rows_of_distance)
+            if positions is not None:
+                return positions
         part = window.for_length(length)
         return self.project(table if part is window else table[part.first : part.end], part)
 
