@@ -22,7 +22,7 @@ from torch.nn import functional
 from transformers.utils import logging
 
 from ..model.enhanced_mask_decoder import HfDebertaLMHead, sample_tokens, vocabulary_loss
-from ..model.input_checks import in_captured_graph, product_dtype, without_autocast
+from ..model.input_checks import cast_for_products, in_captured_graph, without_autocast
 from ..model.losses import loss_divisor
 from .attention_auto import Failure, failure_of, is_capturing, own_random_state
 from .guards import (
@@ -162,7 +162,8 @@ def compute_in_chunks(
     needs_gradient: tuple[bool, bool, bool],  # of states, weight, bias
 ) -> tuple[Tokens, Gradients]:
     """Return what is known of each token, and the gradients of the sum of losses."""
-    dtype = product_dtype(states)
+    inputs = cast_for_products(states)
+    dtype = inputs.dtype
     loss_dtype = torch.promote_types(dtype, torch.float32)
     samples = None if sampling_temperature is None else torch.zeros_like(labels)
     tokens = Tokens(states.new_zeros(labels.shape, dtype=loss_dtype), torch.zeros_like(labels), samples)
@@ -174,7 +175,7 @@ def compute_in_chunks(
             for tensor, needed in zip((states, weight, bias), needs_gradient, strict=True)
         )
     )
-    states, weight, bias = states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    states, weight, bias = inputs, weight.to(dtype), None if bias is None else bias.to(dtype)
     size = chunk_tokens(weight.shape[0], states.device)
     with without_autocast(states.device):
         for start in range(0, labels.shape[0], size):

@@ -124,11 +124,11 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def product_dtype(states: torch.Tensor) -> torch.dtype:
-    """The type of products of these states: that of autocast if it is on (float64 is left alone)."""
+def cast_for_products(states: torch.Tensor) -> torch.Tensor:
+    """The states in the type of their products: that of autocast if it is on (float64 is left alone)."""
     device = states.device.type
     autocasts = device != "meta" and torch.is_autocast_enabled(device) and states.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if autocasts else states.dtype
+    return states.to(torch.get_autocast_dtype(device)) if autocasts else states
 
 
 def can_read_values(tensor: torch.Tensor) -> bool:

@@ -20,7 +20,7 @@ from transformers.utils.generic import can_return_tuple
 from .attention import AUTO, attend, attention_scale
 from .batch_layout import BatchLayout, check_one_document, gather, scatter, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
-from .input_checks import EncoderKwargs, can_read_values, product_dtype, require_tokens
+from .input_checks import EncoderKwargs, can_read_values, cast_for_products, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import (
@@ -138,7 +138,7 @@ class HfDebertaSelfAttention(nn.Module):
     ) -> ProjectedKeys:
         """Keys and values of states [B, N, hidden], and the position terms from the table [R, hidden]."""
         relative = self.table_projection().relative_positions(position_table, layout.window, layout.longest, self)
-        inputs = states.to(product_dtype(states))
+        inputs = cast_for_products(states)
         key = split_heads(linear(self.key_proj, inputs), self.head_size)
         value = split_heads(linear(self.value_proj, inputs), self.head_size)
         return ProjectedKeys(key, value, relative, states, inputs)

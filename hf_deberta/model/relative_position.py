@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .input_checks import in_captured_graph, product_dtype
+from .input_checks import cast_for_products, in_captured_graph
 from .slots import from_cache, linear
 
 logger = logging.get_logger(__name__)
@@ -136,8 +136,7 @@ class TableProjection:
         Position queries on the CPU are scaled here, once for the cache, except in half precision, which the reference
         backend scales in float32.
         """
-        table = self.dropout(table)
-        table = table.to(product_dtype(table))  # once: each projection would cast it
+        table = cast_for_products(self.dropout(table))  # once: each projection would cast it
         key = None if self.key is None else split_heads(linear(self.key, table), self.head_size)
         query = None if self.query is None else split_heads(linear(self.query, table), self.head_size)
         query_scale = 1.0
