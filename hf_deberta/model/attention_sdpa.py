@@ -290,7 +290,7 @@ def columns_of(begin: int, end: int, others: int, offset: int, table: torch.Tens
 
 def products(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """[H, B, n, d] times [H, W, d]: [H, B, n, W], one product for the whole batch."""
-    return (states.flatten(1, 2) @ columns.mT).unflatten(1, states.shape[1:3])
+    return torch.unflatten(states.flatten(1, 2) @ columns.mT, 1, states.shape[1:3])
 
 
 def skewed(product: torch.Tensor, length: int) -> torch.Tensor:
@@ -299,4 +299,4 @@ def skewed(product: torch.Tensor, length: int) -> torch.Tensor:
     if n == 1:
         return product[..., :length]
     flat = product.flatten(-2)[..., n - 1 : n * width - 1]
-    return flat.unflatten(-1, (n, width - 1))[..., :length]
+    return torch.unflatten(flat, -1, (n, width - 1))[..., :length]

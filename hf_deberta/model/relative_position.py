@@ -147,7 +147,7 @@ class TableProjection:
 
 def split_heads(states: torch.Tensor, head_size: int) -> torch.Tensor:
     """[..., N, H d] to [..., H, N, d]; with tensor parallelism a process has some of the configuration's heads."""
-    return states.unflatten(-1, (-1, head_size)).transpose(-3, -2)
+    return torch.unflatten(states, -1, (-1, head_size)).transpose(-3, -2)  # in C, unlike the method
 
 
 def position_table(
