@@ -69,9 +69,9 @@ class AttentionMask:
         if in_captured_graph():
             return compute()
         key = torch.is_inference_mode_enabled(), key  # autograd cannot save tensors that were made in inference mode
-        if key not in self._computed:
-            self._computed[key] = compute()
-        return self._computed[key]
+        if (kept := self._computed.get(key)) is None:
+            kept = self._computed[key] = (compute(),)  # in a tuple: the result may be None
+        return kept[0]
 
     def visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
         """Which key each query may see, [B or 1, 1, Q, K] of bool; None if every query sees every key."""
