@@ -145,17 +145,12 @@ class HfDebertaSelfAttention(nn.Module):
 
     def table_projection(self) -> TableProjection:
         """The projection of the relative table: with the content's matrices (v2, v3), or with its own (v1)."""
-        shared, terms = self.share_att_key, set(self.terms)
-        key = self.key_proj if shared else getattr(self, "pos_key_proj", None)
-        query = self.query_proj if shared else getattr(self, "pos_query_proj", None)
-        return TableProjection(
-            key=key if {"c2p", "p2p"} & terms else None,
-            query=query if {"p2c", "p2p"} & terms else None,
-            dropout=self.pos_dropout,
-            head_size=self.head_size,
-            scale=self.scale,
-            terms=self.terms,
-        )
+        shared, key, query = self.share_att_key, None, None
+        if {"c2p", "p2p"} & set(self.terms):
+            key = self.key_proj if shared else self.pos_key_proj
+        if {"p2c", "p2p"} & set(self.terms):
+            query = self.query_proj if shared else self.pos_query_proj
+        return TableProjection(key, query, self.pos_dropout, self.head_size, self.scale, self.terms)
 
 
 class HfDebertaResidual(nn.Module):
@@ -218,9 +213,10 @@ class HfDebertaLayer(GradientCheckpointingLayer):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """New states of the queries, by default of all tokens, and attention probabilities if requested."""
         states = hidden_states if query_states is None else query_states
-        keys = self.attention.self.project_keys(hidden_states, position_table, layout)
+        attention = self.attention
+        keys = attention.self.project_keys(hidden_states, position_table, layout)
         for _ in range(steps):
-            attended, probabilities = self.attention(states, keys, layout)
+            attended, probabilities = attention(states, keys, layout)
             states = self.output(self.intermediate(attended), attended)
         return states, probabilities
 

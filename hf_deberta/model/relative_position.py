@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -105,8 +105,7 @@ class RelativePositions:
         return replace(self, position_key=key, position_query=query, query_scale=scale)
 
 
-@dataclass(frozen=True)
-class TableProjection:
+class TableProjection(NamedTuple):
     """The projection of the relative table by one layer; a projection that no position term needs is None."""
 
     key: nn.Module | None  # hidden to H d, for c2p and p2p
