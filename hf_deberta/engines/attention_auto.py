@@ -56,10 +56,10 @@ def checked_backend(
         if FORCED_BACKEND not in ALLOWED_FORCED:
             raise ValueError(f"{ENVIRONMENT_VARIABLE} must be {', '.join(ALLOWED_FORCED)}, not {FORCED_BACKEND!r}")
         return FORCED_BACKEND
-    if not may_use_triton(query) or mask.query_positions is not None or is_tracing_or_exporting():
+    if not may_use_triton(query) or query.dtype not in DTYPES or mask.query_positions is not None:
         return "sdpa"
     call = (query, key, value, positions, mask, dropout_p)
-    if query.dtype not in DTYPES or BACKENDS["triton"].unsupported_reason(*call) is not None:
+    if is_tracing_or_exporting() or BACKENDS["triton"].unsupported_reason(*call) is not None:
         return "sdpa"
     head_size = operator.index(query.shape[-1])  # a constant of a graph even if all its shapes are dynamic
     kernel = KernelVariant(query.device, query.dtype, head_size)
