@@ -39,7 +39,7 @@ def unsupported_reason(
         return reason
     if query.numel() == 0:
         return "there are no tokens"
-    if (row := query.numel() // len(query)) > LARGEST_ROW:
+    if (row := query.numel() // query.shape[0]) > LARGEST_ROW:
         return f"a row of {row:,} numbers is larger than {LARGEST_ROW:,}"
     if query.dtype not in DTYPES:
         return f"it supports float16, bfloat16 and float32, not {query.dtype}"
