@@ -266,8 +266,7 @@ class Plan:
 
     def options(self, kernel: int) -> dict[str, int]:
         warps, stages = self.launches[kernel if self.channels <= 64 else -1]
-        # triton 3.10 would no longer multiply and add in one
-        return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+        return {"num_warps": warps, "num_stages": stages}
 
 
 class Kernel:
@@ -298,7 +297,8 @@ class Kernel:
             compiled[grid](*tensors, *numbers, *values)
             return
         function = getattr(import_module(f".{self.file}", __package__), self.name)
-        compiled = function[grid](*tensors, *numbers, **constants, **options)
+        # triton 3.10 would no longer multiply and add in one
+        compiled = function[grid](*tensors, *numbers, **constants, **options, enable_fp_fusion=True)
         if compiled is not None and torch.version.hip is None:  # in the interpreter; AMD's depend on sizes in bytes too
             names = function.arg_names[len(tensors) + len(numbers) :]
             self.compiled[key] = compiled, tuple(constants[name] for name in names)

@@ -437,7 +437,8 @@ def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
 
     launch()
     launch(aligned + 1)
-    assert [constants for _, _, constants in stub.compiled] == [{"D": 64, "T": 32, "num_warps": 4}]
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    assert [constants for _, _, constants in stub.compiled] == [{"D": 64, "T": 32, **options}]
     [(grid, (_, _, *numbers))] = stub.launched
     assert (grid, numbers) == ((1, 2, 1), [5, 32, 64])  # constants in the order of the kernel's arguments
     launch(aligned.half())
