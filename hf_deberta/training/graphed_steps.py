@@ -92,7 +92,9 @@ class GraphedSteps:
     def __call__(self, inputs: dict[str, Any]) -> Any:
         if self.reason is not None or not self._may_replay(inputs):
             return self.step(inputs)
-        key = *((name, shape_of(value)) for name, value in inputs.items()), self.model.training
+        kind = self.device.type
+        autocast_dtype = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        key = *((name, shape_of(value)) for name, value in inputs.items()), self.model.training, autocast_dtype
         self.calls[key] += 1
         is_due = WARMUP_CALLS < self.calls[key] <= LAST_TRY
         if is_due and key not in self.graphs and len(self.graphs) < MAX_GRAPHS:
@@ -158,6 +160,7 @@ class GraphedSteps:
                     weight.grad = self.gradients.setdefault(weight, weight.grad)
                     gradients.append((weight, weight.grad))
             random_states = host_random_states()
+            torch.clear_autocast_cache()  # an outer autocast has cast the weights; replays must cast them again
             replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool, self.stream)
             if host_random_states() != random_states:
                 raise RuntimeError("it draws random numbers on the host")
@@ -174,6 +177,7 @@ class GraphedSteps:
         except Exception as error:  # whatever the model or the device may answer
             self._stop(f"a step cannot be captured, {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
         finally:
+            torch.clear_autocast_cache()
             restore()
 
     def _clear_gradients(self) -> None:
