@@ -11,6 +11,7 @@ Clipping, optimizer, schedule and logging run as before. docs/gpu.md names what 
 import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 PLAIN = (bool, int, float, str)  # settings of modules: rates of dropout, names of active adapters
 INTERNALS = vars(nn.Module()).keys()
 
+FAILED_GRAPHS: list[Any] = []  # see GraphMemory.abandon
+
 logger = logging.get_logger(__name__)
 
 
@@ -44,6 +47,45 @@ class Graph(NamedTuple):
     inputs: dict[str, torch.Tensor]  # which it reads
     outputs: Any  # which it overwrites
     gradients: list[tuple[nn.Parameter, torch.Tensor]]  # to which it adds
+
+
+class GraphMemory:
+    """The stream and the pool of memory that graphs share. A small graph keeps the pool when it has no other."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream() if device.type == "cuda" else None  # of eager steps and of captures
+        self.small_graph: Any = None
+
+    @property
+    def pool(self) -> Any:
+        if self.small_graph is None:
+            self.renew()
+        return self.small_graph.pool()
+
+    def renew(self) -> None:
+        """Take a new pool: that of a small graph."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+            torch.zeros(1, device=self.device)
+        self.small_graph = graph
+
+    def abandon(self, graph: Any) -> None:
+        """Undo a capture that failed: where CUDA finds it invalid, PyTorch raises before it ends anything.
+
+        The allocator still records to the pool, and would never free memory again. The allocator of pinned memory
+        (from PyTorch 2.11) does so for good, and has the address of the graph: the graph stays, and no other uses the
+        pool. The random generator expects a capture, so dropout and replays raise until the next capture has ended.
+        """
+        FAILED_GRAPHS.append(graph)
+        allocator: Any = torch._C
+        with suppress(Exception):  # the first call raises if the capture has ended: then the graph releases the pool
+            is_old = not hasattr(allocator, "_cuda_endAllocateToPool")  # before PyTorch 2.8
+            end = allocator._cuda_endAllocateCurrentStreamToPool if is_old else allocator._cuda_endAllocateToPool
+            end(torch.cuda.current_device(), self.pool)
+            allocator._cuda_releasePool(torch.cuda.current_device(), self.pool)
+        graph.reset()
+        self.renew()
 
 
 class GraphedSteps:
@@ -63,7 +105,7 @@ class GraphedSteps:
         step: takes a dictionary of tensors and numbers, and returns tensors.
         dtype: of the products in the step, for the tolerance of the check; by default that of the weights.
         statistics: returns further tensors that the step changes in place.
-        pool: memory that these graphs share with others.
+        memory: which these graphs share with others.
     """
 
     def __init__(
@@ -72,13 +114,12 @@ class GraphedSteps:
         step: Callable[[dict[str, Any]], Any],
         dtype: torch.dtype | None = None,
         statistics: Callable[[], Iterable[torch.Tensor]] = tuple,
-        pool: Any = None,
+        memory: GraphMemory | None = None,
     ) -> None:
         weight = next(model.parameters())
         self.model, self.step, self.statistics, self.device = model, step, statistics, weight.device
         self.tolerance = TOLERANCES.get(dtype or weight.dtype, max(TOLERANCES.values()))
-        self.pool = torch.cuda.graph_pool_handle() if pool is None and weight.is_cuda else pool
-        self.stream = torch.cuda.Stream() if weight.is_cuda else None  # of eager steps and of captures
+        self.memory = memory or GraphMemory(self.device)
         self.reason: str | None = None  # why all steps run eagerly
         self.state: list[Any] = []
         self.forget()
@@ -103,13 +144,14 @@ class GraphedSteps:
 
     def _run(self, inputs: dict[str, Any]) -> Any:
         """Run a step eagerly on the stream of the captures: autograd adds gradients where it added them last."""
-        if self.stream is None:
+        stream = self.memory.stream
+        if stream is None:
             return self.step(inputs)
         current = torch.cuda.current_stream()
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
             outputs = self.step(inputs)
-        current.wait_stream(self.stream)
+        current.wait_stream(stream)
         return outputs
 
     def _may_replay(self, inputs: dict[str, Any]) -> bool:
@@ -127,6 +169,7 @@ class GraphedSteps:
 
     def _stop(self, reason: str) -> None:
         self.forget()
+        self.memory.small_graph = None  # eager steps can then use the memory
         self.reason = reason
         logger.warning(f"steps run without CUDA graphs: {reason}")
 
@@ -161,7 +204,7 @@ class GraphedSteps:
                     gradients.append((weight, weight.grad))
             random_states = host_random_states()
             torch.clear_autocast_cache()  # an outer autocast has cast the weights; replays must cast them again
-            replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.pool, self.stream)
+            replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.memory)
             if host_random_states() != random_states:
                 raise RuntimeError("it draws random numbers on the host")
             graph = Graph(replay, fixed, map_tensors(torch.Tensor.detach, outputs), gradients)
@@ -175,7 +218,7 @@ class GraphedSteps:
             else:
                 self._stop(f"the first replay differs from the eager step by {error:.1e} of its value")
         except Exception as error:  # whatever the model or the device may answer
-            self._stop(f"a step cannot be captured, {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+            self._stop(f"a step cannot be captured, {first_cause(error)}")
         finally:
             torch.clear_autocast_cache()
             restore()
@@ -216,16 +259,30 @@ def wants_graphs(args: TrainingArguments) -> bool:
     return getattr(args, "cuda_graphs", "true") == "true"
 
 
-def capture(call: Callable[[], Any], pool: Any, stream: Any) -> tuple[Callable[[], None], Any]:
+def capture(call: Callable[[], Any], memory: GraphMemory) -> tuple[Callable[[], None], Any]:
     """Return what replays the kernels of a call, and the call's results, which each replay overwrites."""
     needed = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()  # by the largest step so far
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     if free < 2 * needed:  # a graph keeps its memory, and others run eagerly
         raise MemoryError(f"steps take up to {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):  # other threads load data
-        outputs = call()
+    graph, pool = torch.cuda.CUDAGraph(), memory.pool
+    try:
+        with (
+            torch.cuda.stream(memory.stream),  # a capture that fails does not leave its stream
+            torch.cuda.graph(graph, pool, memory.stream, capture_error_mode="thread_local"),  # other threads load data
+        ):
+            outputs = call()
+    except Exception:
+        memory.abandon(graph)
+        raise
     return graph.replay, outputs
+
+
+def first_cause(error: BaseException) -> str:
+    """Describe the first error in one line: the last says only that a capture failed before."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], outputs: Any) -> Any:
@@ -340,6 +397,6 @@ class GraphedStepsMixin(RealTokensMixin):
         steps = self.graphed.get(kind)
         if steps is None or steps.model is not model:
             dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-            pool = next((others.pool for others in self.graphed.values()), None)
-            steps = self.graphed[kind] = GraphedSteps(model, step, dtype, self.step_statistics, pool)
+            memory = next((others.memory for others in self.graphed.values()), None)
+            steps = self.graphed[kind] = GraphedSteps(model, step, dtype, self.step_statistics, memory)
         return steps

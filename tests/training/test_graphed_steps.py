@@ -6,16 +6,17 @@ import pytest
 import torch
 from all_trainers import STEPS, TRAINERS
 from numerics import tiny_inputs, tiny_model
-from recorded_graphs import record, use_recorded_graphs
+from recorded_graphs import SimulatedCaptures, record, use_recorded_graphs
 from tiny_pairs import tiny_pair, trainer_of
 from tiny_trainers import classifier
 from torch import nn
+from torch.nn import functional
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.engines.unpadding import round_up
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.training import graphed_steps
-from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps
+from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps, GraphMemory
 
 # of 32 random pairs of MNLI's validation set, in word pieces
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
@@ -261,7 +262,7 @@ def checkpoints_layers(loop):
 
 
 REASONS = {
-    reads_a_value: "a step cannot be captured, RuntimeError",
+    reads_a_value: "a step cannot be captured, ",
     drops_layers: "a step cannot be captured, RuntimeError: it draws random numbers on the host",
     hooks_a_layer: "HfDebertaLayer has a hook",
     hooks_a_weight: "a weight of Embedding has a hook",
@@ -276,6 +277,39 @@ def test_what_a_graph_cannot_hold_runs_eagerly(change, device, warnings_so_far):
     assert loop.run() == pytest.approx(expected, rel=1e-4)
     assert warnings_so_far() == [f"steps run without CUDA graphs: {loop.step.reason}"]
     assert loop.step.reason.startswith(REASONS[change]) and not loop.step.graphs
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_failed_capture_leaves_the_rest_usable(device, monkeypatch):
+    """Dropout, casts, the current stream, and graphs in the same memory, from before and after."""
+    memory = GraphMemory(torch.device(device))
+    if device == "cpu":
+        captures = SimulatedCaptures(monkeypatch)
+        memory.stream = torch.cuda.Stream()
+    stream, layer = torch.cuda.current_stream(), nn.Linear(3, 1).to(device)
+
+    def compute(inputs):
+        loss = functional.dropout(layer(inputs["x"])).sum()
+        loss.backward()
+        return loss.detach()
+
+    def run(step):
+        steps = GraphedSteps(layer, step, torch.bfloat16, memory=memory)
+        for _ in range(WARMUP_CALLS + 2):
+            with torch.autocast(device, torch.bfloat16):
+                assert steps({"x": torch.ones(2, 3, device=device)}).isfinite()
+        return steps
+
+    before = run(compute)
+    failed = run(lambda inputs: compute(inputs) * float(inputs["x"].sum()))
+    assert failed.reason.startswith("a step cannot be captured, ") and "previous error" not in failed.reason
+    assert torch.cuda.current_stream() == stream
+    assert device != "cpu" or [*(+captures.references).values()] == [1]  # the graph from before
+    before.graphs[next(iter(before.graphs))].replay()
+    after = run(compute)
+    assert before.graphs and after.graphs and not failed.graphs
+    if device == "cpu":
+        assert not captures.recording and sorted((+captures.references).values()) == [1, 2]
 
 
 def test_inputs_that_may_hold_tensors_run_eagerly(device):

@@ -1,11 +1,13 @@
 """The private methods of Trainer that our trainers override or call exist, and are listed here.
 
 Transformers may change them in any release. Where a callback or a public method does the job, it is used instead.
+So are the private names of PyTorch in graphed_steps.py.
 """
 
 import ast
 from pathlib import Path
 
+from test_private_apis import private_names
 from transformers import Trainer
 
 PRIVATE_TRAINER_METHODS = {
@@ -25,6 +27,16 @@ PRIVATE_TRAINER_METHODS = {
     "_prepare_inputs": "two trainers move inputs to the device in their own prediction_step",
 }
 
+# purpose -> private names of PyTorch in graphed_steps.py
+PRIVATE_TORCH_NAMES = {
+    "tensors in nested outputs": "_pytree",
+    "set many gradients to zero in one call": "_foreach_zero_",
+    "settings, weights and hooks that a graph would not follow": "_parameters _buffers _backward_hooks "
+    "_post_accumulate_grad_hooks",
+    "free the memory of a failed capture, if they exist": "_C _cuda_endAllocateToPool "
+    "_cuda_endAllocateCurrentStreamToPool _cuda_releasePool",
+}
+
 PACKAGE = Path(__file__).parents[2] / "hf_deberta"
 FILES = [path for folder in ("training", "pretraining", "fine_tuning") for path in (PACKAGE / folder).rglob("*.py")]
 
@@ -39,3 +51,8 @@ def test_every_private_method_in_use_is_listed():
                 used.add(node.attr)
     private = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
     assert used & private == set(PRIVATE_TRAINER_METHODS)
+
+
+def test_every_private_name_of_pytorch_in_graphed_steps_is_listed():
+    used, defined = private_names(ast.parse((PACKAGE / "training/graphed_steps.py").read_text(encoding="utf-8")))
+    assert used - defined == {name for names in PRIVATE_TORCH_NAMES.values() for name in names.split()}
