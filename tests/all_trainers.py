@@ -91,6 +91,7 @@ REGRESSION = {"problem_type": "regression", "num_labels": 1}
 MULTI_LABEL = {"problem_type": "multi_label_classification", "num_labels": 2}
 TRAINERS = {
     "classes": classifier_trainer,
+    "bf16": partial(classifier_trainer, bf16=True, fields={"hidden_size": 64}),  # heads that Triton's kernels take
     "answers": partial(classifier_trainer, model_class=HfDebertaForQuestionAnswering, labels=ANSWERS),
     "regression": partial(classifier_trainer, labels=NUMBERS, fields=REGRESSION),
     "several labels": partial(classifier_trainer, labels=SEVERAL_LABELS, fields=MULTI_LABEL),
