@@ -42,7 +42,8 @@ def run_script(script: str, folder: Path, flags: Mapping[str, Any], who: str = "
     command = [sys.executable, "-W", "ignore", "-c", START, who, str(ROOT / script), "--output_dir", str(folder)]
     for name, value in {**DEFAULTS, **flags}.items():
         command += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # packages may lie elsewhere
+    variables = {**os.environ, "PYTHONPATH": path, "TRANSFORMERS_VERBOSITY": "error"}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=variables)
     # all_results.json would still hold other metrics of the task before
     files = [folder / f"{name}_results.json" for name in ("train", "eval")]

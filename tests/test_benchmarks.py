@@ -95,6 +95,14 @@ def test_the_gpu_hour_rehearsed_without_a_gpu(tmp_path):
     assert "no CUDA device" in (results / "log.txt").read_text()
 
 
+def test_scripts_find_packages_that_lie_elsewhere(load, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    run = []
+    monkeypatch.setattr(subprocess, "run", lambda *_, env, **__: run.append(env["PYTHONPATH"].split(os.pathsep)))
+    load("scripts").run_script("run_glue.py", tmp_path, {})
+    assert run == [[str(Path(__file__).parents[1]), "/elsewhere"]]
+
+
 WRITE_RESULTS = """
 import csv, os, pathlib
 with (pathlib.Path(os.environ["RESULTS"]) / "some.csv").open("w", newline="") as file:
