@@ -93,20 +93,20 @@ def main() -> None:
     if args.in_tree:
         print(train_in_tree(args.in_tree))
         return
-    device, rates = "cuda" if torch.cuda.is_available() else "cpu", {}
+    device, measured = "cuda" if torch.cuda.is_available() else "cpu", []
+    setting = {"preset": args.preset, "rows": args.rows, "batch": BATCH, "device": device}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_model(folder, args.preset)
         write_rows(folder / "train.jsonl", args.rows)
         for peer in args.peers:
             with report_failure(peer):
-                rates[peer] = measure(peer, folder, __file__)
-                print(f"{peer:<26} {rates[peer]:8.1f} rows a second", flush=True)
-    setting = {"preset": args.preset, "rows": args.rows, "batch": BATCH, "device": device}
-    table = [{"peer": peer, **setting, "rows_per_second": f"{rate:.1f}"} for peer, rate in rates.items()]
-    if table:
-        record("end_to_end.csv", table, ("peer", "preset", "rows", "device"), device)
-    require_ours([f"ours {peer}" for peer in args.peers if PEERS[peer]], [f"ours {peer}" for peer in rates])
+                rate = measure(peer, folder, __file__)
+                print(f"{peer:<26} {rate:8.1f} rows a second", flush=True)
+                row = {"peer": peer, **setting, "rows_per_second": f"{rate:.1f}"}
+                record("end_to_end.csv", [row], ("peer", "preset", "rows", "device"), device)
+                measured.append(f"ours {peer}")
+    require_ours([f"ours {peer}" for peer in args.peers if PEERS[peer]], measured)
 
 
 if __name__ == "__main__":

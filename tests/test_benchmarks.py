@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,19 @@ def test_scripts_find_packages_that_lie_elsewhere(load, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, env, **__: run.append(env["PYTHONPATH"].split(os.pathsep)))
     load("scripts").run_script("run_glue.py", tmp_path, {})
     assert run == [[str(Path(__file__).parents[1]), "/elsewhere"]]
+
+
+def test_end_to_end_keeps_what_was_measured_before_it_was_stopped(load, tmp_path, monkeypatch):
+    rates = iter([7.0])
+    end_to_end = load("end_to_end")
+    monkeypatch.setattr(end_to_end, "measure", lambda *_: next(rates))
+    monkeypatch.setattr(end_to_end, "report_failure", nullcontext)
+    monkeypatch.setattr(load("timing"), "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["end_to_end.py", "--preset", "tiny", "--rows", "2"])
+    with pytest.raises(StopIteration):
+        end_to_end.main()
+    rows = list(csv.DictReader((tmp_path / "end_to_end.csv").open()))
+    assert [(row["peer"], row["rows_per_second"]) for row in rows] == [("trainer in-tree", "7.0")]
 
 
 WRITE_RESULTS = """
