@@ -1,4 +1,4 @@
-"""The Triton backend: disentangled attention on a GPU without an [N, N] table, forward and backward.
+"""The Triton backend: disentangled attention on a GPU in tiles, forward and backward.
 
 The operator that PyTorch calls is in attention_triton_operator.py; this file has what it cannot compute, and gives it
 positions and masks of this package.

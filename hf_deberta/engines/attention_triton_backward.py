@@ -5,8 +5,8 @@ Legend: see attention_triton_forward.py. Own tokens are queries or keys, others 
 Each output is written by exactly one program, so results do not depend on the order in which programs run. One kernel
 handles a tile of own tokens; it runs with queries as own tokens (dq), then with keys as own tokens (dk, dv). The first
 run computes the scores of near tiles again, and writes their probabilities P and the gradients dS of their scores,
-which all later kernels read. Both runs compute the scores of far tiles. Up to the scale, which is applied last, and
-with * for the row of far keys:
+which the second run and the tables' kernel read. Both runs compute the scores of far tiles. Up to the scale, which is
+applied last, and with * for the row of far keys:
 
     dq_i = sum_j dS_ij (k_j + Kr[i - j])     near: dS @ K + G_t @ block_t;  far: dS @ K, and Kr* times the sum of dS
     dk_j = sum_i dS_ij (q_i + Qr[i - j])     near: dS^T @ Q + F_t^T @ block_t;  far: likewise with Qr*
@@ -150,7 +150,8 @@ def own_gradients_kernel(
     turned = tl.zeros([T, T], own.dtype)
     inside_tile = tl.arange(0, T)[:, None] * T + b
     if KEYS:
-        for tile in tl.range(near, far, num_stages=2):  # with few registers in use, what comes next can be read ahead
+        # few registers are in use, so what comes next is read ahead, if shared memory has room for two programs
+        for tile in tl.range(near, far, num_stages=2 if D <= 64 else 1):
             other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
             other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
             program = tl.program_id(0) - block + tile
@@ -209,52 +210,51 @@ def own_gradients_kernel(
         tl.store(value_gradient + target, for_values.to(own.dtype), mask=inside)
 
 
-@triton.jit(do_not_specialize=("programs", "heads", "blocks", "slots", "NEAR", "FIRST", "parts"))
+@triton.jit(do_not_specialize=("programs", "heads", "blocks", "slots", "NEAR"))
 def table_gradients_kernel(
-    query, key,  # [B, N, H, d]
+    states,  # [B, N, H, d] of queries; of keys with KEYS
     tiles, spans, places,  # as in own_gradients_kernel
-    gradient,  # [tables, parts, 2 * NEAR + 2, H, T, d]
-    programs, heads, tokens, head_size, blocks, slots, NEAR, FIRST, parts,
-    MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
+    gradient,  # [parts, 2 * NEAR + 2, H, T, d]
+    programs, heads, tokens, head_size, blocks, slots, NEAR,
+    KEYS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """One block of a table's gradient, from every n-th tile of own tokens: the sum of G_t^T @ Q, or of F_t @ K.
+    """One block of a table's gradient, from every n-th tile of own tokens: the sum of G_t^T @ Q, with KEYS of F_t @ K.
 
-    Tables from `FIRST` on: 0 is the queries' table, 1 the keys'. Before it is rotated, G_t or F_t is dS of tile t where
-    b <= a, and of tile t + 1 elsewhere. Rows can be rotated while they are read, columns cannot.
+    Before it is rotated, G_t or F_t is dS of tile t where b <= a, and of tile t + 1 elsewhere.
     """
-    t, head, stride = tl.program_id(0) - NEAR - 1, tl.program_id(1), heads * head_size
-    of_keys, part = tl.program_id(2) // parts + FIRST == 1, tl.program_id(2) % parts
+    t, head, part, stride = tl.program_id(0) - NEAR - 1, tl.program_id(1), tl.program_id(2), heads * head_size
     a, b, channel = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :], tl.arange(0, D)[None, :]
+    inside, eight = a * T + b, b // 8 * 8  # numbers are read by eight, so masks are equal for as many
     spanned: tl.constexpr = MASK == "numbers" and not PACKED
-    states = query
-    if of_keys:
-        states = key
     total = tl.zeros([T, D], tl.float32)
-    for program in range(part, programs, parts):
+    for program in range(part, programs, tl.num_programs(2)):
         row, start, length, block = locate_block(program, places, blocks, tokens, PACKED)
-        _, near, far, _ = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, False, T)
-        here, beyond = block - t, block - t - 1  # of keys
-        first = tile_offset(program, head, here, heads, slots, T)
-        second = tile_offset(program, head, beyond, heads, slots, T)
-        if of_keys:
-            _, near, far, _ = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, True, T)
+        _, near, far, _ = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, KEYS, T)
+        if KEYS:
             here, beyond = block + t, block + t + 1  # of queries
             first = tile_offset(program + t, head, block, heads, slots, T)
             second = tile_offset(program + t + 1, head, block, heads, slots, T)
+        else:
+            here, beyond = block - t, block - t - 1  # of keys
+            first = tile_offset(program, head, here, heads, slots, T)
+            second = tile_offset(program, head, beyond, heads, slots, T)
         if (near <= tl.maximum(here, beyond)) & (tl.minimum(here, beyond) < far):
             base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
             own = load_tokens(states + base, block * T, length, stride, head_size, T, D)
-            other = tl.where(b <= a, here, beyond)
-            there = (near <= other) & (other < far)
-            pair = tiles + first + T * T + a * T + tl.where(b <= a, 0, (second - first).to(tl.int32))
-            if of_keys:
-                of_block = rotated(tl.load(pair + b, mask=there, other=0.0).to(tl.float32), "back", T).to(own.dtype)
-                total = tl.dot(of_block, own, total, input_precision=PRECISION)
+            in_first = eight <= tl.where((near <= here) & (here < far), a, -1)
+            in_second = eight + 7 > tl.where((near <= beyond) & (beyond < far), a, T)
+            for_scores = tl.where(
+                b <= a,
+                tl.load(tiles + first + T * T + inside, mask=in_first, other=0.0),
+                tl.load(tiles + second + T * T + inside, mask=in_second, other=0.0),
+            ).to(tl.float32)
+            if KEYS:
+                of_block = rotated(for_scores, "back", T).to(own.dtype)
             else:
-                of_block = tl.load(pair + ((a - b) & (T - 1)), mask=there, other=0.0)
-                total = tl.dot(tl.trans(of_block), own, total, input_precision=PRECISION)
-    target = ((tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)) * heads + head).to(tl.int64) * T + a
+                of_block = tl.trans(rotated(for_scores, "rows", T).to(own.dtype))
+            total = tl.dot(of_block, own, total, input_precision=PRECISION)
+    target = ((part * tl.num_programs(0) + tl.program_id(0)) * heads + head).to(tl.int64) * T + a
     tl.store(gradient + target * head_size + channel, total, mask=channel < head_size)
 
 
@@ -268,7 +268,10 @@ def row_gradients_kernel(
     parts, heads, count, head_size, NEAR, FIRST, scale, FAR: tl.constexpr, ROWS: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`."""
+    """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`.
+
+    Tables from `FIRST` on: 0 is the queries' table, 1 the keys'.
+    """
     head, blocks, table = tl.program_id(1), 2 * NEAR + 2, tl.program_id(2)
     row, x, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, T), tl.arange(0, D)[None, :]
     inside = channel < head_size

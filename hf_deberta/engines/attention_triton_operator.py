@@ -106,11 +106,14 @@ def tiled_attention(
     def describe() -> "CallDescription | Plan":
         tile = launches(query.dtype, query.device)[0]
         batch, _, tokens, _ = query.shape
-        rows, ranges, near = None, None, ((tokens if longest is None else longest) - 1) // tile
-        furthest = near
-        if rows_of_distance is not None:
+        rows, ranges, near, furthest = None, None, 0, (tokens - 1) // tile
+        if longest is not None and cu_seqlens is None:  # these documents begin anywhere in a tile
+            furthest = min(furthest, (longest + tile - 2) // tile)
+        elif longest is not None:
+            furthest = (longest - 1) // tile
+        if rows_of_distance is not None and any(has_tables):
             distance = rows_of_distance.shape[0] // 2 if saturation is None else saturation
-            near = min(near, (distance + tile - 2) // tile)
+            near = min(furthest, (distance + tile - 2) // tile)
             rows = rows_by_distance(rows_of_distance, (near + 1) * tile)
             ranges = ranges_of_rows(rows, table_rows) if table_rows else None
         layout = layout_in_tiles(visible, documents, cu_seqlens, batch, tokens, tile)
@@ -230,7 +233,7 @@ class CallDescription(NamedTuple):
     scale: float  # of the scores
     dropout_p: float
     causal: bool
-    near: int  # tiles that are further apart share a row
+    near: int  # tiles that are further apart share a row, or have none
     furthest: int  # tiles of one document are at most this far apart
 
 
@@ -250,8 +253,9 @@ class Plan:
         self.tile, self.launches = launches(query.dtype, query.device)
         self.blocks = -(-self.tokens // self.tile)
         self.programs = self.batch * self.blocks if places is None else len(places)
-        self.slots = min(self.near if causal else 2 * self.near, furthest) + 1  # near tiles of a program
-        self.far = furthest > self.near and any(has_tables)
+        others = self.blocks - 1 if places is None else furthest  # that a tile has at most
+        self.slots = min(self.near if causal else 2 * self.near, others) + 1  # near tiles of a program
+        self.far = furthest > self.near
         self.parts = min(TABLE_GRADIENT_SPLITS, self.programs)
         self.piece_shape = (self.parts, 2 * self.near + 2, self.heads, self.tile, self.size)
         self.channels = max(16, 1 << (self.size - 1).bit_length())
@@ -409,19 +413,21 @@ def table_gradients(
     plan: Plan, query: torch.Tensor, key: torch.Tensor, tiles: torch.Tensor, for_far: torch.Tensor, table_rows: int
 ) -> list[torch.Tensor | None]:
     """Gradients [H, R, d] of the tables, from what `own_gradients_kernel` wrote."""
-    tables, first = plan.c2p + plan.p2c, int(not plan.c2p)
-    pieces = for_far.new_empty(tables, *plan.piece_shape)  # parts of sums, by distance
-    table_gradients_kernel.launch(
-        plan, (2 * plan.near + 2, plan.heads, tables * plan.parts), (query, key, tiles, *plan.visibility[1:], pieces),
-        (plan.programs, plan.heads, plan.tokens, plan.size, plan.blocks, plan.slots, plan.near, first, plan.parts),
-        {**{name: plan.constants[name] for name in ("MASK", "CAUSAL", "PACKED")}, **plan.products}, plan.options(2),
-    )  # fmt: skip
-    gradients = [query.new_empty(table_rows, plan.heads, plan.size) for _ in range(tables)]
+    sides = [(False, query)] * plan.c2p + [(True, key)] * plan.p2c
+    pieces = for_far.new_empty(len(sides), *plan.piece_shape)  # parts of sums, by distance
+    for (is_keys, states), piece in zip(sides, pieces, strict=True):
+        table_gradients_kernel.launch(
+            plan, (2 * plan.near + 2, plan.heads, plan.parts), (states, tiles, *plan.visibility[1:], piece),
+            (plan.programs, plan.heads, plan.tokens, plan.size, plan.blocks, plan.slots, plan.near),
+            {"KEYS": is_keys, **{name: plan.constants[name] for name in ("MASK", "CAUSAL", "PACKED")}, **plan.products},
+            plan.options(2),
+        )  # fmt: skip
+    gradients = [query.new_empty(table_rows, plan.heads, plan.size) for _ in sides]
     far = for_far.sum(2) if plan.far else plan.nothing
     row_gradients_kernel.launch(
-        plan, (-(-table_rows // ROWS_OF_PROGRAM), plan.heads, tables),
+        plan, (-(-table_rows // ROWS_OF_PROGRAM), plan.heads, len(sides)),
         (pieces, far, plan.rows, plan.row_ranges, gradients[0], gradients[-1]),
-        (plan.parts, plan.heads, table_rows, plan.size, plan.near, first, plan.scale),
+        (plan.parts, plan.heads, table_rows, plan.size, plan.near, int(not plan.c2p), plan.scale),
         {"FAR": plan.far, "ROWS": ROWS_OF_PROGRAM, "T": plan.tile, "D": plan.channels}, {"num_warps": 8},
     )  # fmt: skip
     by_head = [gradient.transpose(0, 1) for gradient in gradients]
@@ -470,7 +476,7 @@ CALL = (
 TENSORS = 13
 
 
-@torch.library.custom_op("hf_deberta::attention_in_tiles", mutates_args=(), schema=f"({CALL}) -> (Tensor, Tensor)")
+@torch.library.custom_op("hf_deberta::tiled_attention", mutates_args=(), schema=f"({CALL}) -> (Tensor, Tensor)")
 def attention_in_tiles(
     query, key, value, position_key, position_query, key_by_distance, query_by_distance, seed, *description
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -487,7 +493,7 @@ def _(query, *_):
 
 
 @torch.library.custom_op(
-    "hf_deberta::attention_in_tiles_backward",
+    "hf_deberta::tiled_attention_backward",
     mutates_args=(),
     schema=f"(Tensor gradient, Tensor context, Tensor log_sum, bool train_tables, {CALL}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",

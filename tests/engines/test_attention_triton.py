@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +33,7 @@ from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator
 from hf_deberta.engines.attention_check import KernelVariant
 from hf_deberta.engines.attention_triton import INTERPRETING, triton_attention
-from hf_deberta.engines.attention_triton_operator import CHIPS, LAUNCHES, tile_spans
+from hf_deberta.engines.attention_triton_operator import CHIPS, LAUNCHES, tile_spans, tiled_attention
 from hf_deberta.export.hub_kernel import write_hub_kernel
 from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.batch_layout import AttentionMask
@@ -163,6 +164,10 @@ CASES = {
         {"documents": numbers((18, 17), (1, 34)), "mask": lengths_mask(35, 29), "causal": True},
     ),
     "documents, pairs": (CLIPPED, BOTH, {"length": 21}, {"documents": numbers((8, 13)), "mask": some_pairs(21)}),
+    "no terms, packed, causal": (
+        CLIPPED, (), {"length": 60}, {"cu_seqlens": torch.tensor([0, 7, 60]), "longest": 53, "causal": True},
+    ),
+    "no terms, documents": (CLIPPED, (), {"length": 53, "batch": 2}, {"documents": numbers((3, 1, 40, 9), (16, 37))}),
     "pairs, causal": (CLIPPED, BOTH, {"length": 35}, {"mask": some_pairs(35), "causal": True}),
 }
 # fmt: on
@@ -311,18 +316,31 @@ def test_what_gradients_cannot_be_is_an_error():
 @interpreted
 def test_the_operators_agree_with_their_shape_rules():
     """Shapes, strides and gradients, with and without gradients of the tables."""
-    leaves, rows, _ = inputs_of(CLIPPED, 18)
-    near = furthest = 1
+    leaves, rows, _ = inputs_of(CLIPPED, 40, heads=2)
+    near, furthest = 1, 2
     rows = attention_triton_operator.rows_by_distance(rows, (near + 1) * 16)
     ranges = attention_triton_operator.ranges_of_rows(rows, leaves["position_key"].shape[1])
     names = ("position_key", "position_query")
-    by_distance = [leaves[name].detach().index_select(1, rows) for name in names]
+    by_distance = attention_triton_operator.tables_by_distance([leaves[name] for name in names], rows)
     for trained in (True, False):
         for name in names:
             leaves[name] = leaves[name].detach().requires_grad_(trained)
         arguments = (*leaves.values(), *by_distance, None, rows, ranges, *[None] * 3, 0.1, 0.0, False, near, furthest)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(attention_triton_operator.attention_in_tiles, arguments, test_utils=checks)
+
+
+@interpreted
+def test_documents_of_known_length_may_begin_anywhere_in_a_tile():
+    leaves, rows, _ = inputs_of(CLIPPED, 53)
+    documents = numbers((10, 12, 12, 12, 7))
+
+    def attention(longest, **tensors):
+        return tiled_attention(**tensors, rows_of_distance=rows, documents=documents, longest=longest)
+
+    known, unknown = (results(partial(attention, longest), leaves) for longest in (12, None))
+    for name, tensor in unknown.items():
+        torch.testing.assert_close(known[name], tensor, rtol=1e-5, atol=1e-5)
 
 
 @interpreted
@@ -450,7 +468,7 @@ def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
 
 
 KINDS = {  # of arguments that do not have the type of the states
-    "i32": ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots", "FIRST", "parts"),
+    "i32": ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots"),
     "*i32": ("spans", "places"),
     "*fp32": ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta", "far_gradient", "gradient"),
     "*i64": ("seed",),
@@ -469,6 +487,7 @@ KINDS = {  # of arguments that do not have the type of the states
         ("own_gradients_kernel", 1, False),
         ("own_gradients_kernel", 1, True),
         ("table_gradients_kernel", 2, False),
+        ("table_gradients_kernel", 2, True),
     ],
 )
 def test_kernels_compile_for_gpus_of_amd(name, launch, keys):
