@@ -298,7 +298,8 @@ class Kernel:
         key = (plan.key, *constants.values(), *options.values(), *types, *aligned)
         if key in self.compiled:
             compiled, values = self.compiled[key]
-            compiled[grid](*tensors, *numbers, *values)
+            stream = torch._C._cuda_getCurrentRawStream(plan.device_index)  # Triton asks the same in more steps
+            compiled[grid](*tensors, *numbers, *values, stream=stream)
             return
         function = getattr(import_module(f".{self.file}", __package__), self.name)
         # triton 3.10 would no longer multiply and add in one

@@ -435,7 +435,7 @@ class CompiledStub:
     def __getitem__(self, grid):
         def launch(*args, **constants):
             self.compiled.append((grid, args, constants))
-            return {grid: lambda *args: self.launched.append((grid, args))}
+            return {grid: lambda *args, stream: self.launched.append((grid, args, stream))}
 
         return launch
 
@@ -446,19 +446,22 @@ def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
 
     kernel, stub = attention_triton_operator.Kernel("attention_triton_forward", "forward_kernel"), CompiledStub()
     monkeypatch.setattr(attention_triton_forward, "forward_kernel", stub)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 100 + device, raising=False)
     memory, out = torch.zeros(64), torch.zeros(8)
     aligned = memory[(-memory.data_ptr() // 4) % 4 :]
 
     def launch(states=aligned, key=(0, 64, True, False), constants=None, warps=4):
         constants = {"D": 64, "T": 32} if constants is None else constants
-        kernel.launch(SimpleNamespace(key=key), (1, 2, 1), (states, out), (5,), constants, {"num_warps": warps})
+        kernel.launch(
+            SimpleNamespace(key=key, device_index=3), (1, 2, 1), (states, out), (5,), constants, {"num_warps": warps}
+        )
 
     launch()
     launch(aligned + 1)
     options = {"num_warps": 4, "enable_fp_fusion": True}
     assert [constants for _, _, constants in stub.compiled] == [{"D": 64, "T": 32, **options}]
-    [(grid, (_, _, *numbers))] = stub.launched
-    assert (grid, numbers) == ((1, 2, 1), [5, 32, 64])  # constants in the order of the kernel's arguments
+    [(grid, (_, _, *numbers), stream)] = stub.launched
+    assert (grid, numbers, stream) == ((1, 2, 1), [5, 32, 64], 103)  # constants in the order of the kernel's arguments
     launch(aligned.half())
     launch(aligned[1:])  # from an address that 16 does not divide
     launch(key=(0, 64, False, False))

@@ -60,6 +60,7 @@ def use_host_device() -> None:
     """Answer what models, PyTorch and Triton ask about "cuda", in C where a PyTorch with CUDA does."""
     answers = {
         "torch._C._cuda_getDevice": int,
+        "torch._C._cuda_getCurrentRawStream": int,
         "torch._C._cuda_getDeviceCount": partial(int, 1),
         "torch.cuda._cached_device_count": 1,
         "torch.cuda._exchange_device": int,
