@@ -411,6 +411,8 @@ def find_files(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
                 raise InputError(f"--input {source} is none of {', '.join(FORMATS)}")
             if file_kind(source) == "txt":  # which has no place for columns
                 target = target.with_name(re.sub(r"txt(\.gz)?$", r"jsonl\1", target.name, flags=re.IGNORECASE))
+            if target.exists() and target.samefile(source):
+                raise InputError(f"--output {folder}: {source} would be its own result; name another folder")
             if files.setdefault(target, source) != source:
                 raise InputError(f"{files[target]} and {source} would both be written to {target}: score them apart")
     return files

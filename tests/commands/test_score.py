@@ -257,6 +257,10 @@ def test_where_files_are_written(tmp_path, monkeypatch):
     }.items():
         with pytest.raises(InputError, match=message):
             score.find_files(patterns, tmp_path / "out")
+    (tmp_path / "link").symlink_to("b")
+    for pattern, folder in {"b/y.jsonl": "b", "link/*.jsonl": "b", "**/*.parquet": "."}.items():
+        with pytest.raises(InputError, match=r"(x.parquet|y.jsonl) would be its own result"):
+            score.find_files([pattern], tmp_path / folder)
 
 
 def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
