@@ -374,7 +374,7 @@ def main(args: argparse.Namespace) -> int:
     with lock_folder(folder):
         recorded = check_same_settings(folder, settings)
         todo = {target: source for target, source in files.items() if not target.exists()}
-        for target in files.keys() - todo.keys():
+        for target in (done := sorted(files.keys() - todo.keys())):
             shutil.rmtree(parts_folder(target), ignore_errors=True)  # a kill may have left them
         errors, rows = list[str](), 0
         for target, source in [*todo.items()]:
@@ -383,6 +383,9 @@ def main(args: argparse.Namespace) -> int:
             except InputError as error:
                 errors.append(str(error))
                 del todo[target]
+        if old := [target for target in done if target.stat().st_mtime < files[target].stat().st_mtime]:
+            counts = f"{len(old):,} of {len(done):,} results are older than their input"
+            print(f"{counts}, such as {old[0]}: delete them to score again")
         print(f"{len(todo):,} of {len(files):,} files to score", flush=True)
         if todo:
             write_json(folder / SETTINGS_FILE, recorded)

@@ -294,6 +294,22 @@ def test_a_run_continues_behind_its_last_part(model, is_changed, tmp_path, monke
     assert f"1 of 1 files to score\n{30 if is_changed else 19} rows in" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_result_older_than_its_input_is_named(model, is_changed, tmp_path, capsys):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "the old man"}')
+    run(model, source, tmp_path / "out")
+    if is_changed:
+        os.utime(source, (time.time() + 60,) * 2)
+    capsys.readouterr()
+    assert run(model, source, tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert printed.endswith("0 of 1 files to score\n")
+    assert (
+        f"1 of 1 results are older than their input, such as {tmp_path}/out/a.jsonl: delete" in printed
+    ) == is_changed
+
+
 @pytest.mark.slow
 def test_no_row_is_lost_when_a_worker_is_killed(model, tmp_path, monkeypatch):
     pytest.importorskip("ray")
