@@ -136,7 +136,8 @@ class TextClassifier:
         for batch, values in zip(batches, computed, strict=True):
             result[batch] = values.result()
         if not np.isfinite(result).all():
-            raise InputError(f"{self.settings.model} returns scores that are not finite: try --dtype float32")
+            advice = "look for NaN in its weights" if self.settings.dtype == "float32" else "try --dtype float32"
+            raise InputError(f"{self.settings.model} returns scores that are not finite: {advice}")
         return self.labels, result, int((lengths >= self.max_length).sum())
 
     @torch.inference_mode()

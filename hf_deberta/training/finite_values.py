@@ -24,7 +24,6 @@ from hf_deberta.training.errors import InputError
 
 VALUES = ("loss", "gradient norm")
 MIN_GRADIENT_SCALE = 1e-4  # under fp16 GradScaler starts at 2**16, and halves its scale at each step that overflows
-ADVICE = "lower --learning_rate, set --max_grad_norm 1, or look for damaged rows in the data"
 
 
 class FiniteValuesMixin(Trainer):
@@ -75,9 +74,7 @@ class FiniteValuesMixin(Trainer):
         """Stop if a step since the start of training had a value that is not finite, or if a weight is not finite."""
         step, scaler = self.state.global_step, self.accelerator.scaler if self.scales_gradients else None
         if scaler is not None and scaler.get_scale() < MIN_GRADIENT_SCALE:
-            raise self._stop(
-                "gradients overflow in fp16, however small their scale,", step, f"{ADVICE}, or train with --bf16"
-            )
+            raise self._stop("gradients overflow in fp16, however small their scale,", step, ", or train with --bf16")
         failures = self.accelerator.gather(self.failure[None])
         if failures.any().item():
             step, self.learning_rate, value = min(failure for failure in failures.tolist() if failure[0])
@@ -87,7 +84,9 @@ class FiniteValuesMixin(Trainer):
             if not self.accelerator.gather(finite[None]).all().item():
                 raise self._stop("a weight is not finite", step)
 
-    def _stop(self, problem: str, step: float, advice: str = ADVICE) -> InputError:
+    def _stop(self, problem: str, step: float, more_advice: str = "") -> InputError:
+        clipping = "" if 0 < (self.args.max_grad_norm or 0) <= 1 else "set --max_grad_norm 1, "
+        advice = f"lower --learning_rate, {clipping}or look for damaged rows in the data{more_advice}"
         checkpoints = [*checkpoints_by_step(Path(str(self.args.output_dir))).values()]
         way_out = "no checkpoint was written, so start over with --resume_from_checkpoint false"
         if checkpoints:

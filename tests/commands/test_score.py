@@ -141,6 +141,17 @@ def test_a_model_of_another_class_is_refused(model, tmp_path):
     assert "/encoder: it is no sequence classifier: it has no weights for classifier.bias" in message
 
 
+@pytest.mark.parametrize(
+    ("dtype", "advice"), {"float32": "look for NaN in its weights", "int8": "try --dtype float32"}.items()
+)
+def test_scores_that_are_not_finite_are_refused(model, dtype, advice, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        TextClassifier, "_compute", lambda self, rows: torch.full((len(rows["input_ids"]), 3), torch.nan)
+    )
+    message = refused(model, write_parquet(tmp_path / "a.parquet", TEXTS), tmp_path / "out", "--dtype", dtype)
+    assert f"returns scores that are not finite: {advice}" in message
+
+
 def test_default_length(model, tmp_path):
     """That of the tokenizer, or of absolute positions; relative ones do not end."""
     for tokenizer_limit, position_biased, limit in ((100, False, 100), (100, True, 64), (10**30, False, 64)):
