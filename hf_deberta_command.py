@@ -7,6 +7,7 @@ are answered at once.
 import argparse
 import re
 import sys
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -58,16 +59,22 @@ def main(arguments: list[str] | None = None) -> int:
         description="Train, inspect and convert DeBERTa models. Each command has a --help.",
         epilog="classify and multiple-choice are other names of glue and race. On several GPUs: accelerate launch -m "
         "hf_deberta glue, or another of the first seven.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {read_version()}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
+    chosen, commands = parser, parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
     for name, summary in (SCRIPTS | OTHERS).items():
-        command = commands.add_parser(name, help=summary, description=summary)
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         if words[:1] == [name]:  # only this one is imported: gpu-check runs where `datasets` is missing
             module = import_command(name)
             module.add_arguments(command)
             command.set_defaults(run=module.main, name=name)
-    args = parser.parse_args(words)
+            chosen = command
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        similar = [name for word in unknown for name in get_close_matches(word, chosen._option_string_actions, 1)]
+        hint = f"; did you mean {', '.join(similar)}?" if similar else ""
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     import_module("transformers.utils.logging").disable_progress_bar()  # of loading
     with import_module("hf_deberta.training.errors").user_errors_in_one_line(f"{PROGRAM} {args.name}"):
         return args.run(args)

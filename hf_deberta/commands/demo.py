@@ -251,7 +251,9 @@ def plot_losses(trainers: dict[str, Trainer], path: Path) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     show_defaults = argparse.ArgumentDefaultsHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=show_defaults)
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0], formatter_class=show_defaults, allow_abbrev=False
+    )
     parser.add_argument("--output_dir", type=Path, default=Path("demo_output/mask_decoder"), help="for the results")
     parser.add_argument("--steps", type=parse_size, default=600, help="of training each model")
     parser.add_argument("--seed", type=int, default=0, help="of the sentences and models")

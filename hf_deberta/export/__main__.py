@@ -23,7 +23,7 @@ PACKED = ('"attention_mask": mask', '"cu_seq_lens_q": boundaries')
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m hf_deberta.export", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m hf_deberta.export", description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", required=True, help="folder with a saved model, or its name on the Hub")
     parser.add_argument("--to", required=True, choices=FORMATS, help="the runtime's format")
     parser.add_argument("--output", required=True, type=Path, help="file to write: NAME.onnx or NAME.xml")

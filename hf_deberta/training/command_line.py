@@ -57,6 +57,7 @@ class ScriptParser(HfArgumentParser):
             description=cleandoc(description or ""),
             usage='%(prog)s [FLAGS.json or .yaml, with {"learning_rate": 1e-5, ...}] --FLAG VALUE ...',
             formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
+            allow_abbrev=False,
         )
         names = {cls: [field.name for field in fields(cls) if field.init] for cls in argument_classes}
         described = {name: _described_field(cls, name) for cls in argument_classes for name in names[cls]}

@@ -53,6 +53,19 @@ def test_mistakes_are_reported_in_one_line(words, message, tmp_path, monkeypatch
     assert stopped.value.code.startswith(message) and "\n" not in stopped.value.code
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("inspect x --batc 2", "inspect: error: unrecognized arguments: --batc 2; did you mean --batch?\n"),
+        ("--foo inspect x", "hf-deberta: error: unrecognized arguments: --foo x\n"),
+    ],
+)
+def test_flags_are_not_abbreviated(words, message, capsys):
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert message in capsys.readouterr().err
+
+
 def test_help_version_and_mistakes_need_no_import():
     """They would take seconds."""
     for words, expected in {"--help": "inspect", "--version": hf_deberta.__version__, "glu": "invalid choice"}.items():

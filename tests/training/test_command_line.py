@@ -73,6 +73,7 @@ def test_values_that_a_dataclass_refuses_and_unknown_flags_are_input_errors():
     refused = {
         "--rate -1": "--rate must not be negative",
         "--zzz 1": "--zzz 1; --help-all lists all flags",
+        "--rat 3": "--rat 3; did you mean --rate? --help-all",  # no abbreviation of --rate
         "--paths 1 --qiuck": "--paths 1 --qiuck; did you mean --path, --quick? --help-all lists all flags",
     }
     for words, message in refused.items():
