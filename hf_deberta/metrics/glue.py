@@ -20,7 +20,8 @@ def glue(configuration: str, predictions: Any, references: Any, num_labels: int 
     Args:
         predictions: class numbers; values of stsb and regression; of multi_label 0 or 1 for each label in each row.
         references: likewise.
-        num_labels: with two classes, the default, F1 is that of class 1; with more, the mean over the classes.
+        num_labels: with two classes, the default, F1 is that of class 1; with more, the mean over the classes that
+            occur in predictions or references.
 
     >>> glue("mrpc", predictions=[1, 0, 0, 0], references=[1, 0, 1, 0])
     {'accuracy': 0.75, 'f1': 0.6666666666666666}

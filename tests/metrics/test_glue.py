@@ -41,6 +41,14 @@ def test_own_rows_equal_scikit_learn(classes):
     assert metrics["f1"] == pytest.approx(f1_score(labels, predictions, average="macro"))
 
 
+def test_f1_is_the_mean_over_the_classes_that_occur():
+    for predictions, expected in {(0, 1, 0, 1): 1.0, (0, 1, 0, 2): (1 + 2 / 3 + 0) / 3}.items():
+        metrics = compute_metric(
+            "glue", "classification", predictions=[*predictions], references=[0, 1, 0, 1], num_labels=3
+        )
+        assert metrics["f1"] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", ["stsb", "regression"])
 def test_regression_equals_scipy(name):
     rng = random.Random(0)

@@ -434,6 +434,10 @@ def read_targets(rows: Dataset, source: Source, task: GlueTask, column: str) -> 
         targets = np.array([[float(label in row) for label in range(len(task.labels))] for row in numbers])
     else:
         targets = label_numbers(rows, task.labels, source, column)
+        absent = [label for number, label in enumerate(task.labels) if number not in targets]
+        if absent and task.metric == "classification" and len(task.labels) > 2 and (targets >= 0).all():
+            text = f"No {source.split} row has these labels: {listed(absent)}"
+            logger.warning(f"{text}; f1 leaves them out, or counts 0 for one that is predicted.")
     return None if task.multi_label and None in rows[column][:] else targets
 
 

@@ -301,6 +301,18 @@ def test_rows_without_labels(encode, caplog, name, label):
         infer(data, columns=["sentence"])
 
 
+@pytest.mark.parametrize(
+    ("labels", "values", "is_named"), [("abc", "ab", True), ("abc", "abc", False), ("ab", "a", False)]
+)
+def test_labels_that_no_row_has_are_named(encode, caplog, labels, values, is_named):
+    """F1 is the mean over classes, of which scikit-learn leaves out those that occur nowhere."""
+    encode(tuple(labels), texts(*values), "validation")
+    assert ("No validation row has these labels: c; f1 leaves them out" in caplog.text) == is_named
+    caplog.clear()
+    encode(tuple(labels), texts("a", None), "test")
+    assert "f1 leaves" not in caplog.text  # without all labels it is not computed
+
+
 # Inputs
 
 
