@@ -451,8 +451,8 @@ def check_same_settings(folder: Path, settings: ScoreSettings) -> dict[str, Any]
 
 def score_files(files: dict[Path, Path], rows: int, settings: ScoreSettings, address: str | None) -> None:
     """Write each target from its source, with so many rows in all, and print a summary."""
-    seconds = 0.2 if sys.stderr.isatty() else 30  # between lines
-    with tqdm(total=rows, unit=" rows", mininterval=seconds, miniters=1, leave=False) as progress:
+    wait = 0 if sys.stderr.isatty() else 30  # seconds before the first line of a log, and between lines
+    with tqdm(total=rows, unit=" rows", mininterval=wait or 0.2, delay=wait, miniters=1, leave=False) as progress:
         classifier: Any = RayClassifier(settings, address) if address else TextClassifier(settings)
         try:
             classifier.collect(classifier.submit([[]]))  # waits for the model, whose time does not count
