@@ -19,6 +19,8 @@ Models of Transformers' own classes are converted too: this calls `hf_deberta.en
 
 import copy
 import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -59,18 +61,25 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
         raise ValueError(f"{type(model).__name__} has no DeBERTa encoder: pass a model of this package or Transformers")
     for encoder in encoders:
         check_encoder(encoder)
-    if not inplace:
-        return optimize(copy.deepcopy(model), dtype)
-    model.eval()
     limit_onednn_caches()
-    with torch.no_grad():
-        tables = [position_table(encoder) for encoder in encoders]  # first: one may be refused
-        for module in model.modules():
-            if any(isinstance(each, ENCODERS) for each in module.modules()):
-                refuse_methods(module)
-        for encoder, table in zip(encoders, tables, strict=True):
-            convert(encoder, *table, dtype)
+    # OpenMP's threads end with the thread that started them; the caller's would be missing after a fork, which hangs
+    with ThreadPoolExecutor(1) as thread:
+        if not inplace:
+            return optimize(thread.submit(copy.deepcopy, model).result(), dtype)
+        thread.submit(convert_encoders, model, encoders, dtype).result()
     return model
+
+
+@torch.no_grad()
+def convert_encoders(model: nn.Module, encoders: Sequence[nn.Module], dtype: torch.dtype) -> None:
+    """Convert a model in eval mode, and let its modules that hold an encoder refuse what needs ordinary weights."""
+    tables = [position_table(encoder) for encoder in encoders]  # first: one may be refused
+    model.eval()
+    for module in model.modules():
+        if any(isinstance(each, ENCODERS) for each in module.modules()):
+            refuse_methods(module)
+    for encoder, table in zip(encoders, tables, strict=True):
+        convert(encoder, *table, dtype)
 
 
 def limit_onednn_caches() -> None:

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -219,6 +221,26 @@ def test_threads():
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(lambda inputs: outputs(model, inputs), cases))
     assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("inplace", [True, False])
+def test_a_model_answers_in_a_fork(inplace):
+    """As under `gunicorn --preload`: OpenMP waits forever for threads that it had before the fork."""
+    code = f"""
+import os, signal, torch, hf_deberta
+model = hf_deberta.HfDebertaModel(hf_deberta.HfDebertaConfig.from_preset("tiny"))
+model = hf_deberta.optimize(model, inplace={inplace})
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    with torch.inference_mode():
+        assert model(torch.ones(8, 60, dtype=torch.int64))[0].isfinite().all()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "2"}, check=True, timeout=120)
 
 
 def test_a_wrapper_with_two_encoders():
