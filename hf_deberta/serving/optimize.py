@@ -31,6 +31,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 from hf_deberta.engines.guards import is_hooked_or_patched, is_unmodified_module
 from hf_deberta.engines.onednn import has_onednn_bfloat16, has_onednn_linear
 from hf_deberta.in_tree.enable import enable, is_enabled
+from hf_deberta.in_tree.encoder import present_options
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
 from hf_deberta.model.relative_position import TableWindow
 
@@ -100,8 +101,8 @@ def convert(encoder: Any, table: torch.Tensor | None, rows: TableWindow | None, 
     for name in ("rel_embeddings", "LayerNorm"):
         if hasattr(encoder, name):
             setattr(encoder, name, None)
-    if not is_ours and not is_enabled():
-        enable()
+    if not is_ours:
+        enable(*(present_options() if is_enabled() else ()))  # a with block may end the caller's
 
 
 def check_encoder(encoder: nn.Module) -> None:

@@ -15,6 +15,7 @@ from test_parity_with_transformers import in_tree
 from torch import nn
 
 import hf_deberta
+from hf_deberta.in_tree.encoder import present_options
 from hf_deberta.serving import fused_linear
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedAttention
@@ -306,6 +307,21 @@ def test_in_tree_models(version, dtype):
     assert layers.call_count == 6
     assert len(states) == 4 and torch.equal(states[-1], result)
     assert 0 < difference(result[real], expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("options", [{}, {"clamp_relative_distance": True}], ids=str)
+def test_an_in_tree_model_outlives_the_block_that_enabled_it(options):
+    with hf_deberta.enable(**options):
+        model, inputs = hf_deberta.optimize(make_in_tree("v2")), make_inputs("equal")
+        expected = outputs(model, inputs)
+    assert torch.equal(outputs(model, inputs), expected)
+
+
+def test_optimize_enables_with_the_default_options_after_a_call_that_ended():
+    with hf_deberta.enable("eager"):
+        pass
+    hf_deberta.optimize(make_in_tree("v2"))
+    assert present_options() == ("auto", False)
 
 
 @pytest.mark.parametrize(
