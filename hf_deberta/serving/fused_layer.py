@@ -22,7 +22,7 @@ from hf_deberta.model.relative_position import TableWindow
 from .choices import attention_dtype
 from .fused_attention import FusedAttention
 from .fused_linear import FusedLinear, Int8Linear
-from .inference_only import InferenceOnly, WithoutGradient, refuse, refuse_methods
+from .inference_only import ORIGINAL, InferenceOnly, WithoutGradient, refuse, refuse_methods
 from .layer_weights import activation_of, copy_norm, output_sizes
 
 # whose inner states fit into a cache; in float32 products take so long that it does not matter
@@ -95,7 +95,7 @@ class FusedLayer(InferenceOnly):
             attended = self.attention.attend_whole_texts(self.query_key_value(rows), mask, (batch, tokens), backend)
             return self.feed_forward(attended, rows)[: batch * tokens].view(hidden_states.shape)
         if self.query is None or self.key_value is None:
-            refuse("its last layers cannot be left out")
+            refuse(f"its last layers cannot be left out{ORIGINAL}")
         states = hidden_states if query_states is None else query_states
         key, value = self.attention.split(self.key_value(rows), hidden_states.shape[:2])
         for _ in range(steps):
@@ -139,5 +139,5 @@ class FusedInTreeLayer(FusedLayer):
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, None]:
         if self.clamps not in (None, present_options()[1]):
-            refuse("enable() had another clamp_relative_distance then")
+            refuse(f"it computes under enable(clamp_relative_distance={self.clamps}) only: call that again")
         return super().forward(hidden_states, None, attention_mask, query_states)

@@ -16,20 +16,18 @@ from hf_deberta.engines.guards import in_functorch_transform
 from hf_deberta.model.input_checks import in_captured_graph
 from hf_deberta.model.slots import in_reference_mode
 
+ORIGINAL = ": use the original model for that, which optimize(model, inplace=False) keeps"
 REFUSED_METHODS = {
-    "its weights can neither be read nor saved": ("state_dict", "save_pretrained", "save", "push_to_hub"),
-    "no weights can be loaded into it": ("_load_from_state_dict",),
-    "it cannot be trained": ("gradient_checkpointing_enable", "activation_checkpointing_enable"),
+    f"its weights can neither be read nor saved{ORIGINAL}": ("state_dict", "save_pretrained", "save", "push_to_hub"),
+    f"no weights can be loaded into it{ORIGINAL}": ("_load_from_state_dict",),
+    f"it cannot be trained{ORIGINAL}": ("gradient_checkpointing_enable", "activation_checkpointing_enable"),
     # of Transformers' encoders, which call it without `enable()` and while they are exported
-    "it computes under hf_deberta.enable() only, and is not exported": ("get_rel_embedding",),
+    f"it computes under enable() only (call that again), and is not exported{ORIGINAL}": ("get_rel_embedding",),
 }
 
 
 def refuse(reason: str, *ignored: Any, **also_ignored: Any) -> NoReturn:
-    raise RuntimeError(
-        f"this model was prepared for inference by hf_deberta.optimize(), and {reason}: save it, train it or merge "
-        "adapters before, or convert a copy with inplace=False"
-    )
+    raise RuntimeError(f"this model was prepared for inference by hf_deberta.optimize(), and {reason}")
 
 
 def refuse_methods(module: nn.Module) -> None:
@@ -45,7 +43,8 @@ def apply_if_same(reference: Any, fn: Callable[[torch.Tensor], torch.Tensor], *a
     """Call the `_apply` of a module, by which it is moved and cast, if that leaves it in float32 on the CPU."""
     moved = fn(torch.empty(0, dtype=torch.float32, device="cpu"))
     if moved.dtype != torch.float32 or moved.device.type != "cpu":
-        refuse(f"it cannot be moved to {moved.dtype} on {moved.device}")
+        way_out = "move the original model, or pass torch.bfloat16 or torch.int8 to optimize()"
+        refuse(f"it cannot be moved to {moved.dtype} on {moved.device}: {way_out}")
     module = reference()
     return type(module)._apply(module, fn, *args, **kwargs)
 
@@ -54,7 +53,7 @@ class NoAdapters(dict):
     """In the place of PEFT's configurations of a module: PEFT adds one before it adds an adapter."""
 
     def update(self, *args: Any, **kwargs: Any) -> NoReturn:
-        refuse("it takes no adapters")
+        refuse("it takes no adapters: merge them into the original model, and call optimize() after that")
 
     __setitem__ = update
 
@@ -63,22 +62,23 @@ class InferenceOnly(nn.Module):
     """Base of a layer whose matrices are laid out for this processor, and are no parameters."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse("it can neither be copied nor pickled")
+        refuse(f"it can neither be copied nor pickled{ORIGINAL}")
 
     def check_call(self, states: torch.Tensor, output_attentions: bool) -> None:
         """Raise an error for a call in which the layer does not give what the original layer gives."""
         if in_captured_graph() or in_functorch_transform():
-            refuse("it can neither be compiled, exported, traced nor transformed")
+            refuse(f"it can neither be compiled, exported, traced nor transformed{ORIGINAL}")
         if self.training:
-            refuse("it cannot be trained; call eval() on it (a head on it can be trained)")
+            refuse("it cannot be trained: call eval() on it (a head on it can be trained)")
         if output_attentions:
-            refuse("it has no attention probabilities")
+            refuse(f"it has no attention probabilities{ORIGINAL}")
         if torch.is_autocast_enabled("cpu"):
-            refuse("autocast has no effect on it; pass a dtype to hf_deberta.optimize instead")
+            refuse("autocast has no effect on it: call it outside, and pass torch.bfloat16 to optimize() instead")
         if in_reference_mode():
-            refuse("it has no reference mode")
+            refuse(f"it has no reference mode{ORIGINAL}")
         if states.dtype != torch.float32 or states.device.type != "cpu":
-            refuse(f"it reads states of float32 on the CPU, not of {states.dtype} on {states.device}")
+            given = f"{states.dtype} on {states.device}"
+            refuse(f"it reads states of float32 on the CPU, not of {given}: keep embeddings and inputs_embeds so")
 
 
 class WithoutGradient(torch.autograd.Function):
@@ -90,4 +90,6 @@ class WithoutGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-        refuse("it has no gradients (to train a head on it, freeze its embeddings: requires_grad_(False))")
+        refuse(
+            "it has no gradients: train the original model, or a head and freeze the embeddings: requires_grad_(False)"
+        )

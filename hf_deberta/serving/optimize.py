@@ -36,7 +36,7 @@ from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
 from hf_deberta.model.relative_position import TableWindow
 
 from .fused_layer import FusedInTreeLayer, FusedLayer
-from .inference_only import InferenceOnly, refuse, refuse_methods
+from .inference_only import ORIGINAL, InferenceOnly, refuse, refuse_methods
 from .layer_weights import position_table
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -109,7 +109,7 @@ def check_encoder(encoder: nn.Module) -> None:
     """Raise a ValueError for layers that are not plain float32 layers on the CPU, or whose hooks would be bypassed."""
     for name, module in encoder.named_modules():
         if isinstance(module, InferenceOnly):
-            refuse("a second call has no weights to convert")
+            refuse(f"a second call has no weights to convert{ORIGINAL}")
         if not name.startswith("layer."):
             continue
         has_weight = hasattr(module, "weight")  # an adapter has the weight of the layer that it wraps
