@@ -1,5 +1,7 @@
 """DeBERTa for Hugging Face Transformers. Importing this package registers its classes with the Auto classes."""
 
+from typing import Any
+
 import transformers
 
 from . import engines, metrics  # noqa: F401  # engines replaces functions of the model
@@ -31,6 +33,16 @@ for _auto_class, _reference in AUTO_MAP.items():
         _model_class = globals()[_reference.partition(".")[2]]
         getattr(transformers, _auto_class).register(HfDebertaConfig, _model_class, exist_ok=True)
 transformers.AutoTokenizer.register(HfDebertaConfig, fast_tokenizer_class=HfDebertaTokenizer, exist_ok=True)
+
+
+def __getattr__(name: str) -> Any:
+    """Import `QuestionAnswerer` at its first use: it needs the extra train, whose packages are slow to import."""
+    if name == "QuestionAnswerer":
+        from .question_answering import QuestionAnswerer
+
+        return QuestionAnswerer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "PRESETS",

@@ -1,6 +1,8 @@
 """`QuestionAnswerer`: the answers of run_squad.py, windows, no answer, several questions, characters, bad input."""
 
 import json
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -9,7 +11,7 @@ from fine_tuning_models import CPU, run_script
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering
+from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering, HfDebertaForSequenceClassification
 from hf_deberta.demos import house_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.question_answering import QuestionAnswerer, token_batches
@@ -175,9 +177,26 @@ def test_batches_hold_every_window_once():
         ([], "x", {}, "no question"),
         (["x", "y"], ["x"], {}, "2 questions have 1 contexts"),
         ("x", "y", {"top_k": 0}, "top_k must be at least 1, not 0"),
+        ("x", "y", {"max_seq_len": 32, "doc_stride": 64}, r"doc_stride must be in \[0, 32\), .* a window, not 64"),
         ("x", "y", {"max_answer_len": 0}, "max_answer_length must be at least 1"),
     ],
 )
 def test_invalid_arguments(answerer, question, context, arguments, message):
     with pytest.raises(ValueError, match=message):
         answerer(question, context, **arguments)
+
+
+def test_a_model_without_answers(tokenizer):
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer)))
+    with pytest.raises(
+        ValueError, match="HfDebertaForSequenceClassification has no answers: pass a model for question"
+    ):
+        QuestionAnswerer(model, tokenizer)(QUESTION, CONTEXT)
+
+
+@pytest.mark.slow
+def test_import_of_the_package_alone_does_not_import_it():
+    code = "import sys, hf_deberta; assert 'datasets' not in sys.modules; from hf_deberta import QuestionAnswerer as Q"
+    subprocess.run(
+        [sys.executable, "-c", f"{code}; assert Q is hf_deberta.question_answering.QuestionAnswerer"], check=True
+    )

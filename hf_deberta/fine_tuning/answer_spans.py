@@ -58,7 +58,7 @@ class SquadEncoder:
             raise InputError(f"max_query_length must be at least 1, not {self.max_query_length}")
         if self.doc_stride is not None and not 0 <= self.doc_stride < self.max_seq_length:
             raise InputError(
-                f"doc_stride must be in [0, max_seq_length), that is [0, {self.max_seq_length}), not {self.doc_stride}"
+                f"doc_stride must be in [0, {self.max_seq_length}), below the tokens of a window, not {self.doc_stride}"
             )
 
     def training_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:

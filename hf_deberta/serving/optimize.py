@@ -57,9 +57,11 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
         raise RuntimeError("hf_deberta.optimize needs a PyTorch with oneDNN; on this one, use the model without it")
     if dtype == torch.bfloat16 and not has_onednn_bfloat16():
         raise RuntimeError("this processor has no products in bfloat16; take torch.float32 or torch.int8")
-    encoders = [module for module in model.modules() if isinstance(module, ENCODERS)]
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    encoders = [module for module in modules if isinstance(module, ENCODERS)]
     if not encoders:
-        raise ValueError(f"{type(model).__name__} has no DeBERTa encoder: pass a model of this package or Transformers")
+        advice = "pass a model of this package or Transformers, of a pipeline its model"
+        raise ValueError(f"{type(model).__name__} has no DeBERTa encoder: {advice}")
     for encoder in encoders:
         check_encoder(encoder)
     limit_onednn_caches()
@@ -121,6 +123,6 @@ def check_encoder(encoder: nn.Module) -> None:
         for weight in module.parameters(recurse=False):
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
                 raise ValueError(
-                    f"{name} has weights of {weight.dtype} on {weight.device}; pass a float32 model on the CPU (and "
-                    "the type of its products as dtype)"
+                    f"{name} has weights of {weight.dtype} on {weight.device}; pass a float32 model on the CPU, which "
+                    "is model.float().cpu() (and the type of its products as dtype)"
                 )

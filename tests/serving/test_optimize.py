@@ -6,6 +6,7 @@ import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -328,7 +329,11 @@ def test_optimize_enables_with_the_default_options_after_a_call_that_ended():
     ("prepare", "message"),
     [
         (lambda model: hf_deberta.optimize(model, torch.float16), "dtype must be one of"),
-        (lambda model: hf_deberta.optimize(model.bfloat16()), "pass a float32 model on the CPU"),
+        (lambda model: hf_deberta.optimize(model.bfloat16()), "pass a float32 model .* model.float"),
+        (
+            lambda model: hf_deberta.optimize(SimpleNamespace(model=model)),
+            "SimpleNamespace has no .* pipeline its model",
+        ),
         (lambda model: hf_deberta.optimize(nn.Linear(2, 2)), "Linear has no DeBERTa encoder"),
     ],
 )
