@@ -1,7 +1,5 @@
 """DeBERTa for Hugging Face Transformers. Importing this package registers its classes with the Auto classes."""
 
-from typing import Any
-
 import transformers
 
 from . import engines, metrics  # noqa: F401  # engines replaces functions of the model
@@ -35,7 +33,7 @@ for _auto_class, _reference in AUTO_MAP.items():
 transformers.AutoTokenizer.register(HfDebertaConfig, fast_tokenizer_class=HfDebertaTokenizer, exist_ok=True)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type:
     """Import `QuestionAnswerer` at its first use: it needs the extra train, whose packages are slow to import."""
     if name == "QuestionAnswerer":
         from .question_answering import QuestionAnswerer

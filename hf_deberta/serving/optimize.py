@@ -60,8 +60,7 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
     modules = model.modules() if isinstance(model, nn.Module) else ()
     encoders = [module for module in modules if isinstance(module, ENCODERS)]
     if not encoders:
-        advice = "pass a model of this package or Transformers, of a pipeline its model"
-        raise ValueError(f"{type(model).__name__} has no DeBERTa encoder: {advice}")
+        raise ValueError(f"{type(model).__name__} has no DeBERTa encoder: pass a model, of a pipeline its model")
     for encoder in encoders:
         check_encoder(encoder)
     limit_onednn_caches()
