@@ -405,7 +405,7 @@ def launch_backward(
                 {"OWN": own.has_table, "OTHER": other.has_table, "KEYS": is_keys, "FAR": plan.far, **plan.constants},
                 plan.options(1),
             )  # fmt: skip
-        if table_rows and (plan.c2p or plan.p2c):
+        if table_rows:
             for_tables = table_gradients(plan, query, key, tiles, for_far, table_rows)
     return [*(part.transpose(1, 2) for part in (for_query, for_key, for_value)), *for_tables]
 
