@@ -1,33 +1,22 @@
-"""The documentation site: the build warns of nothing, every page and link is in place, and a browser shows it whole.
+"""The documentation site: the build warns of nothing, and every page and link is in place.
 
 Links between files are also checked by tests/test_readme.py, without mkdocs.
 """
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 PAGES = re.findall(r": ([\w/]+\.md)$", CONFIGURATION.partition("\nnav:\n")[2], flags=re.MULTILINE)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_mkdocs = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("latex2mathml", "material", "mkdocs", "mkdocstrings")),
     reason="pip install '.[docs]'",
-)
-needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
-    reason="needs Chromium (on Debian: apt-get install chromium) and pip install playwright",
 )
 
 
@@ -95,61 +84,3 @@ def test_formulas_are_rendered(site, page):
     text = (site / page / "index.html").read_text(encoding="utf-8")
     assert text.count("<math") > 10 and "arithmatex" not in text
     assert "$" not in re.sub(r"<(script|code).*?</\1>", "", text, flags=re.DOTALL), "a formula that was not found"
-
-
-LAYOUT_FAULTS = """() => {
-    const faults = [], wider = element => element.scrollWidth > element.clientWidth;
-    if (wider(document.documentElement)) faults.push("the page is wider than the window");
-    for (const element of document.querySelectorAll("pre, pre > code, .formula"))
-        if (wider(element)) faults.push("cut: " + element.textContent);
-    for (const element of document.querySelectorAll(".md-typeset__scrollwrap"))
-        if (wider(element)) faults.push("a table is cut: " + element.textContent.trim());
-    for (const image of document.querySelectorAll("article img"))
-        if (!image.naturalWidth) faults.push("no picture: " + image.alt);
-    const titles = [...document.querySelectorAll("article h1, article h2")];
-    if (new Set(titles.map(title => getComputedStyle(title).color)).size > 1)
-        faults.push("a title is paler than a heading");
-    return faults.map(fault => fault.slice(0, 80));
-}"""
-
-
-@pytest.fixture(scope="module")
-def address(site) -> Iterator[str]:
-    """The address of a server of the site."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM)
-
-
-@needs_mkdocs
-@needs_chromium
-@pytest.mark.slow
-@pytest.mark.parametrize("width, scheme", [(1280, "light"), (400, "dark")])
-def test_a_browser_shows_every_page_whole(site, address, browser, width, scheme):
-    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    errors: list[str] = []
-    tab.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    tab.on("response", lambda response: errors.append(response.url) if response.status >= 400 else None)
-    faults = {}
-    for path in sorted(site.rglob("index.html")):
-        page = path.parent.relative_to(site).as_posix()
-        tab.goto(f"{address}{page}/")
-        if found := tab.evaluate(LAYOUT_FAULTS) + errors:
-            faults[page] = found
-        errors.clear()
-    tab.close()
-    assert not faults
