@@ -114,7 +114,7 @@ def test_snippets_run_and_print_what_they_show(page, checkpoint, tmp_path, monke
 
 def test_readme_is_short_and_narrow():
     assert len(README.split()) <= 700
-    assert not [line for line in README.splitlines() if len(line) > 120]
+    assert not [line for line in README.splitlines() if len(line) > 120 and not line.startswith("|")]
 
 
 def test_tables_of_times_come_from_the_results(load):
@@ -149,9 +149,9 @@ def test_figures_of_the_readme_come_from_the_results():
         ratios = [times[mode, case, "in-tree"] / time for case, time in ours.items()]
         return f"{min(ratios):.1f} to {max(ratios):.1f}"
 
-    assert f"reading is {ratio_range('forward', ('32x512', '4x2048'))} times as fast" in text
-    assert f"reading {ratio_range('forward', ('8x128', 'mnli'))}" in text
-    assert ratio_range("training", ("8x128", "mnli")) == "1.0 to 1.0", "README.md: training gains nothing"
+    assert f"inference {ratio_range('forward', ('32x512', '4x2048'))} times" in text
+    assert f"inference {ratio_range('forward', ('8x128', 'mnli'))}" in text
+    assert ratio_range("training", ("8x128", "mnli")) == "1.0 to 1.0", "README.md: training gained nothing"
     steps = {row["peer"]: float(row["milliseconds"]) for row in rows_of("pretraining.csv") if row["device"] == "cuda"}
     slowest, fastest = ratio_range("training", ("32x512",)).split(" to ")
     pretraining = steps["mlm in-tree"] / steps["mlm ours triton"]
