@@ -58,9 +58,11 @@ def main(flags: list[str] | None = None) -> tuple[float, float, list[dict[str, A
         parser.error(f"{arguments.validation_file} has no query with documents of both kinds, label 0 and label 1")
     evaluator = CrossEncoderRerankingEvaluator(samples, write_csv=False)
     with hf_deberta.enable():
-        # a checkpoint for NLI has a head of three labels, which is replaced
-        head = {"ignore_mismatched_sizes": True}
-        model = CrossEncoder(arguments.model, num_labels=1, max_length=256, trust_remote_code=False, model_kwargs=head)
+        # a checkpoint for NLI has a head of three labels, which is replaced; released files are float16
+        options = {"ignore_mismatched_sizes": True, "dtype": "float32"}
+        model = CrossEncoder(
+            arguments.model, num_labels=1, max_length=256, trust_remote_code=False, model_kwargs=options
+        )
         before = evaluator(model)["map"]
         settings = CrossEncoderTrainingArguments(
             arguments.output_dir,

@@ -62,9 +62,13 @@ def disentangled_attention(
     dropout_p: float = 0.0,
     backend: str = "eager",
 ) -> Result:
-    """Check the inputs; return the context [B, H, Q, d], and probabilities [B, H, Q, K] if the backend is "eager".
+    """Compute disentangled attention (equation 4 of the DeBERTa paper) of inputs that are checked.
+
+    Returns the context [B, H, Q, d], and probabilities [B, H, Q, K] if the backend is "eager".
 
     Args:
+        query: [B, H, Q, d].
+        key: [B, H, K, d], and value like it.
         positions: position terms to add to the scores; by default none.
         mask: which keys each query may see, and the positions of the queries; by default every query sees every key.
         scale: factor of the scores, by default `attention_scale`.
