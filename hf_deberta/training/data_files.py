@@ -32,8 +32,8 @@ from hf_deberta.training.text_files import DIALECTS, file_kind, hash_file, read_
 
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 ROWS_PER_BATCH = 1000  # in memory while rows are written
-MIXED = pyarrow.json_() if hasattr(datasets, "Json") else None  # the type of a column whose values have several
-WRITING_ERRORS = (pyarrow.ArrowException, ValueError, OverflowError, RecursionError, AttributeError)  # no datasets.Json
+MIXED = pyarrow.json_()  # the type of a column whose values have several
+WRITING_ERRORS = (pyarrow.ArrowException, ValueError, OverflowError, RecursionError)
 MAX_FILES_IN_MESSAGE = 3
 
 logger = logging.get_logger(__name__)
@@ -105,7 +105,7 @@ def _as_table(rows: list[dict[str, Any]], schema: pyarrow.Schema | None) -> pyar
 
 def _as_array(values: list[Any], before: pyarrow.DataType | None) -> pyarrow.Array:
     """Return the values of a column, of the type of earlier ones or, if they do not fit, one for all."""
-    if before is None or before != MIXED:
+    if before != MIXED:
         with suppress(pyarrow.ArrowException, OverflowError):
             array = pyarrow.array(values)
             fields = [pyarrow.schema([("", kind)]) for kind in (before or pyarrow.null(), array.type)]
