@@ -1,12 +1,14 @@
 """The trainer of the fine-tuning scripts: metrics and files of predictions per split."""
 
 from collections.abc import Iterable
+from inspect import signature
 from typing import Any
 
 import torch
 from datasets import Dataset
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel
+from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
@@ -188,6 +190,12 @@ def check_label_smoothing(trainer: FineTuningTrainer) -> None:
         raise InputError(
             f"--label_smoothing_factor {smoothing:g} needs one class as the label of each sequence, word or set of "
             "choices; leave it out for regression, multi-label classification, question answering and ReCoRD"
+        )
+    counts_items = "num_items_in_batch" in signature(LabelSmoother.__call__).parameters  # from Transformers 5.15 on
+    if smoothing and trainer.args.gradient_accumulation_steps > 1 and not counts_items:
+        raise InputError(
+            "--label_smoothing_factor with --gradient_accumulation_steps needs Transformers 5.15 or later: older ones "
+            "add up the losses of the steps; upgrade, or take larger batches"
         )
 
 

@@ -19,6 +19,7 @@ from transformers import (
     DebertaV2ForSequenceClassification,
     default_data_collator,
 )
+from transformers.trainer_pt_utils import LabelSmoother
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -253,6 +254,13 @@ def test_label_smoothing(tmp_path, model_class, shape):
     halves = [{name: value[part] for name, value in inputs.items()} for part in (slice(0, 1), slice(1, 4))]
     summed = sum(run.compute_loss(run.model, half, num_items_in_batch=items) for half in halves)
     torch.testing.assert_close(summed, expected)
+
+
+def test_label_smoothing_of_old_releases_is_refused_with_accumulation(tmp_path, monkeypatch):
+    monkeypatch.setattr(LabelSmoother, "__call__", lambda self, model_output, labels, shift_labels=False: None)
+    make_trainer(arguments(tmp_path, label_smoothing_factor=0.1))
+    with pytest.raises(InputError, match="needs Transformers 5.15 or later"):
+        make_trainer(arguments(tmp_path, label_smoothing_factor=0.1, gradient_accumulation_steps=2))
 
 
 @pytest.mark.parametrize("model_class", [BertForSequenceClassification, BertForQuestionAnswering])
