@@ -68,7 +68,7 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Weight the mean of these rows, which BERT and others return: they take num_items_in_batch and ignore it."""
-        if num_items_in_batch is None or getattr(self.model, "accepts_loss_kwargs", False):
+        if num_items_in_batch is None or "num_items_in_batch" in signature(self.model.forward).parameters:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         loss, outputs = super().compute_loss(model, dict(inputs), True)
         loss = loss * share_of_batch(inputs, num_items_in_batch)

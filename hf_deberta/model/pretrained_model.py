@@ -81,7 +81,6 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     _input_embed_layer = "word_embeddings"  # of `embeddings`
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    accepts_loss_kwargs = True  # every loss of this package divides by num_items_in_batch
     _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
     # parts of a checkpoint that belong to another head
     _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
@@ -347,7 +346,8 @@ def write_code(folder: str | Path) -> None:
 def loading_code(auto_class: str, name: str) -> str:
     """Return the Python lines of the model card that load the model."""
     if not auto_class.startswith("Auto"):
-        return f'''from hf_deberta import {auto_class}
+        module = "hf_deberta" if auto_class in AUTO_MAP else "..."  # a head of somebody else
+        return f'''from {module} import {auto_class}
 from transformers import AutoTokenizer
 
 model = {auto_class}.from_pretrained("{name}")'''
@@ -361,7 +361,8 @@ def write_model_card(folder: str | Path, architecture: str, config: HfDebertaCon
     path = Path(folder) / "README.md"
     if path.exists():
         return
-    auto_class = next((auto for auto, cls in AUTO_MAP.items() if cls.endswith(f".{architecture}")), "AutoModel")
+    known = [auto for auto, cls in AUTO_MAP.items() if cls.endswith(f".{architecture}")]
+    auto_class = known[0] if known else architecture or "AutoModel"
     name = name or Path(folder).resolve().name
     path.write_text(
         MODEL_CARD.format(

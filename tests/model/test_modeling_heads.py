@@ -3,6 +3,7 @@
 import pytest
 import torch
 from numerics import assert_equal_but_for_rounding, assert_same_by_name, gradients_of, tiny_inputs, tiny_model
+from transformers import Trainer, TrainingArguments
 
 import hf_deberta
 
@@ -182,3 +183,14 @@ def test_absolute_positions_count_from_the_first_real_token():
     torch.testing.assert_close(model(ids, attention_mask=mask).logits[0, 2:5:2], expected)
     positions = torch.arange(6)[None]
     assert not torch.allclose(model(ids, attention_mask=mask, position_ids=positions).logits[0, 2:5:2], expected)
+
+
+def test_trainer_gives_the_number_of_items_to_heads_that_take_it(tmp_path):
+    class OwnHead(SEQUENCE):
+        def forward(self, input_ids, attention_mask, labels):
+            return super().forward(input_ids, attention_mask, labels=labels)
+
+    heads = [each for name, each in vars(hf_deberta).items() if name.startswith("HfDebertaFor")]
+    for head in [*heads, OwnHead]:
+        trainer = Trainer(tiny_model(head), TrainingArguments(str(tmp_path), use_cpu=True))
+        assert trainer.model_accepts_loss_kwargs == (head is not OwnHead), head

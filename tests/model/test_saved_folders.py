@@ -158,6 +158,14 @@ def test_registered_class_wins_with_and_without_trust(tmp_path):
         assert type(AutoConfig.from_pretrained(tmp_path, trust_remote_code=trust)) is HfDebertaConfig
 
 
+def test_model_card_of_a_head_of_somebody_else_names_its_class(tmp_path):
+    class OwnHead(hf_deberta.HfDebertaForSequenceClassification):
+        pass
+
+    OwnHead(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / "own")
+    assert "from ... import OwnHead\n" in (tmp_path / "own" / "README.md").read_text()
+
+
 def test_model_card_says_how_to_load_and_is_not_overwritten(tmp_path):
     model = hf_deberta.HfDebertaForQuestionAnswering(HfDebertaConfig.from_preset("tiny"))
     model.save_pretrained(tmp_path / "my-model")
