@@ -31,7 +31,6 @@ from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.processes import in_main_process
 from hf_deberta.training.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.training.run_identity import RunArguments, compare_with_recorded_run, record_run
-from hf_deberta.training.time_left import TimeLeftCallback
 from hf_deberta.training.uneven_batches import UnevenBatchesMixin
 from hf_deberta.transformers_format import convert_folder, require_transformers_class
 
@@ -58,7 +57,6 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         self.order: EpochSampler | None = None
         self.trained = False  # set by SetEpochCallback
         self.add_callback(SetEpochCallback(self))
-        self.add_callback(TimeLeftCallback())
         self._set_special_tokens()
         if self.saves_for_transformers and self.args.do_train:
             with input_errors("--save_format transformers", ValueError):

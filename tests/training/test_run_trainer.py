@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -10,13 +9,11 @@ import pytest
 import torch
 from tiny_trainers import classifier, language_model_trainer
 from torch._dynamo.utils import counters
-from transformers import TrainerState
 from transformers.trainer_utils import align_special_tokens
 
 from hf_deberta.model import batch_layout
 from hf_deberta.training.checkpoints import last_checkpoint
 from hf_deberta.training.run_identity import RunArguments
-from hf_deberta.training.time_left import TimeLeftCallback
 
 
 @pytest.mark.parametrize(("steps", "given", "expected"), [(45, {}, 2), (3, {}, 1), (45, {"logging_steps": 9}, 9)])
@@ -75,30 +72,3 @@ def test_special_tokens_are_completed_without_a_warning(tmp_path, caplog):
     align_special_tokens(run.model, run.processing_class)
     assert (run.model.config.bos_token_id, run.model.generation_config.eos_token_id) == (1, 2)
     assert not caplog.records
-
-
-@pytest.mark.parametrize(
-    ("seconds", "message"),
-    [
-        (
-            500,
-            r"A step takes 500\.0 s on this CPU: the other 8 steps will take about 1\.1 hours, without evaluations\.",
-        ),
-        (
-            100_000,
-            r".* about 9\.3 days, without evaluations\. To shorten that: a GPU, .* fewer steps \(--max_steps\)\.",
-        ),
-        (50, None),
-    ],
-)
-def test_the_time_of_a_long_run_on_a_cpu_is_logged_once(seconds, message, caplog, monkeypatch):
-    """A clock that advances by so many seconds in a step."""
-    callback, clock = TimeLeftCallback(), iter(range(0, 20 * seconds, seconds))
-    monkeypatch.setattr("hf_deberta.training.time_left.time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    caplog.set_level("INFO")
-    args, state = SimpleNamespace(device=torch.device("cpu")), TrainerState(max_steps=10)
-    callback.on_train_begin(args, state)
-    for state.global_step in range(1, 11):
-        callback.on_step_end(args, state)
-    logged = [record.message for record in caplog.records]
-    assert len(logged) == (message is not None) and all(re.fullmatch(message, line) for line in logged)
