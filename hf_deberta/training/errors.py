@@ -5,7 +5,6 @@
 run_glue.py: train.csv: [Errno 2] No such file or directory: 'train.csv'
 """
 
-import errno
 import os
 import re
 import signal
@@ -14,7 +13,6 @@ from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from threading import Timer
 from traceback import walk_stack
 from types import FrameType
@@ -24,7 +22,10 @@ from huggingface_hub.errors import HFValidationError
 from transformers.utils import logging
 
 ROWS_SHOWN = 10  # numbers of rows in a message
-FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+# of the system, and of torch.save, which does not give the system's reason
+NOT_WRITTEN = re.compile(
+    "No space left on device|Disk quota exceeded|File too large|unexpected pos|PytorchStreamWriter failed"
+)
 # Errors whose message is that of their cause: of `datasets`, and of a configuration that breaks a rule.
 WRAPPERS = ("DatasetGenerationError", "StrictDataclassClassValidationError", "StrictDataclassFieldValidationError")
 
@@ -96,10 +97,6 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
         # a path that is not there was taken for a name on the Hub
         if any(isinstance(step, HFValidationError) for step in (cause, cause.__cause__, cause.__context__)):
             message = f"there is no folder {where}"
-        if where and Path(where, "discriminator", "config.json").exists() and not Path(where, "config.json").exists():
-            message = (
-                f"{where} holds two models of RTD: name {where}/discriminator, the one to fine-tune, or its generator"
-            )
         # Transformers' message names the argument of from_pretrained
         message = message.replace("pass the argument `trust_remote_code=True`", "add --trust_remote_code")
         located = InputError(message if where in message else f"{where}: {message}")
@@ -152,25 +149,15 @@ def one_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
-def full_disk_message(error: BaseException) -> str | None:
-    """Return what to do if an exception, or one that it follows from, says that a file could not be written in full.
-
-    safetensors, tokenizers and torch.save raise exceptions of their own, without the number of the error.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        from_rust = type(cause).__name__ in ("SafetensorError", "Exception")  # tokenizers raises plain Exceptions
-        errors = re.findall(r"os error (\d+)", str(cause)) if from_rust else ()
-        number = cause.errno if isinstance(cause, OSError) else next(map(int, errors), None)
-        written_in_part = "unexpected pos" in str(cause) or "PytorchStreamWriter failed" in str(cause)
-        if number in FULL_DISK or (isinstance(cause, RuntimeError) and written_in_part):
-            reason = os.strerror(number) if number else "no space left"
-            file = getattr(cause, "filename", None) or "a file"
+def full_disk_message(error: BaseException | None) -> str | None:
+    """Return what to do if an exception, or one that it follows from, says that a file could not be written in full."""
+    while error is not None:
+        if NOT_WRITTEN.search(str(error)):
             return (
-                f"{file} could not be written ({reason}): make room in --output_dir and in the cache folders, and "
-                "repeat the command; it resumes from the last checkpoint"
+                f"a file could not be written ({one_line(error)}): make room in --output_dir and in the cache folders, "
+                "and repeat the command; it resumes from the last checkpoint"
             )
-        cause = cause.__cause__ or cause.__context__
+        error = error.__cause__ or error.__context__
     return None
 
 
