@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hf_deberta.training.errors import InputError
+from hf_deberta.training.text_files import read_json
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise an InputError if the file cannot be read or holds something else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is damaged: it is not valid JSON ({error})") from error
+    content = read_json(path)
     if not isinstance(content, dict):
         raise InputError(f"{path} is damaged: it is not a JSON object")
     return content

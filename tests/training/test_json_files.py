@@ -11,13 +11,13 @@ from hf_deberta.training.json_files import atomic_write, read_json_object, write
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"a": 1', b"\xff\xfe", b"[" * 100_000, b"\0" * 9])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(InputError, match="run.json is damaged: it is "):
+    with pytest.raises(InputError, match="run.json( is |, line 1)"):
         read_json_object(tmp_path / "run.json")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     for path in (tmp_path, tmp_path / "run.json"):
-        with pytest.raises(InputError, match=f"{path} cannot be read"):
+        with pytest.raises(InputError, match=f"cannot read {path}: "):
             read_json_object(path)
 
 
