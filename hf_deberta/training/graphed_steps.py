@@ -10,32 +10,31 @@ Clipping, optimizer, schedule and logging run as before. docs/gpu.md names what 
 
 import random
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.engines.guards import PLAIN_TENSORS, has_global_hooks_or_modes, hooks
 from hf_deberta.engines.unpadding import round_up
+from hf_deberta.training.cuda_graphs import GraphMemory, capture
+from hf_deberta.training.errors import one_line
 from hf_deberta.training.real_tokens import CountingCollator, RealTokensMixin
 
 WARMUP_CALLS = 2  # for each combination of shapes, they run eagerly: they compile kernels and fill caches
-LAST_TRY = 50  # calls after which there is no graph of gradients that were never finite
 MAX_GRAPHS = 32
 # of loss and gradient norm: cuBLAS may choose other kernels in a graph, and some gradients are summed in any order
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
 PLAIN = (bool, int, float, str)  # settings of modules: rates of dropout, names of active adapters
 INTERNALS = vars(nn.Module()).keys()
-
-FAILED_GRAPHS: list[Any] = []  # see GraphMemory.abandon
 
 logger = logging.get_logger(__name__)
 
@@ -47,45 +46,6 @@ class Graph(NamedTuple):
     inputs: dict[str, torch.Tensor]  # which it reads
     outputs: Any  # which it overwrites
     gradients: list[tuple[nn.Parameter, torch.Tensor]]  # to which it adds
-
-
-class GraphMemory:
-    """The stream and the pool of memory that graphs share. A small graph keeps the pool when it has no other."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream() if device.type == "cuda" else None  # of eager steps and of captures
-        self.small_graph: Any = None
-
-    @property
-    def pool(self) -> Any:
-        if self.small_graph is None:
-            self.renew()
-        return self.small_graph.pool()
-
-    def renew(self) -> None:
-        """Take a new pool: that of a small graph."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            torch.zeros(1, device=self.device)
-        self.small_graph = graph
-
-    def abandon(self, graph: Any) -> None:
-        """Undo a capture that failed: where CUDA finds it invalid, PyTorch raises before it ends anything.
-
-        The allocator still records to the pool, and would never free memory again. The allocator of pinned memory
-        (from PyTorch 2.11) does so for good, and has the address of the graph: the graph stays, and no other uses the
-        pool. The random generator expects a capture, so dropout and replays raise until the next capture has ended.
-        """
-        FAILED_GRAPHS.append(graph)
-        allocator: Any = torch._C
-        with suppress(Exception):  # the first call raises if the capture has ended: then the graph releases the pool
-            is_old = not hasattr(allocator, "_cuda_endAllocateToPool")  # before PyTorch 2.8
-            end = allocator._cuda_endAllocateCurrentStreamToPool if is_old else allocator._cuda_endAllocateToPool
-            end(torch.cuda.current_device(), self.pool)
-            allocator._cuda_releasePool(torch.cuda.current_device(), self.pool)
-        graph.reset()
-        self.renew()
 
 
 class GraphedSteps:
@@ -137,8 +97,7 @@ class GraphedSteps:
         autocast_dtype = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         key = *((name, shape_of(value)) for name, value in inputs.items()), self.model.training, autocast_dtype
         self.calls[key] += 1
-        is_due = WARMUP_CALLS < self.calls[key] <= LAST_TRY
-        if is_due and key not in self.graphs and len(self.graphs) < MAX_GRAPHS:
+        if self.calls[key] > WARMUP_CALLS and key not in self.graphs and len(self.graphs) < MAX_GRAPHS:
             self._try_to_capture(key, inputs)
         return self._replay(self.graphs[key], inputs) if key in self.graphs else self._run(inputs)
 
@@ -184,48 +143,47 @@ class GraphedSteps:
                 fixed.copy_(weight.grad)
             weight.grad = fixed
         graph.replay()
-        return map_tensors(torch.Tensor.clone, graph.outputs)
+        return tree_map_only(torch.Tensor, torch.clone, graph.outputs)
 
     def _try_to_capture(self, key: Hashable, inputs: dict[str, Any]) -> None:
-        """Add a graph if it computes what the step computes; otherwise say why not. Gradients stay as they are."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        restore = self._snapshot()
+        """Add a graph, or say why there is none. Gradients, buffers and statistics stay as they are."""
         try:
-            self._clear_gradients()
-            with torch.random.fork_rng(devices):
-                *_, norm = expected = self._results(self._run(inputs))
-            if not norm.isfinite():
-                return  # fp16 looks for its scale
-            fixed = {name: value.to(self.device, copy=True) for name, value in inputs.items() if torch.is_tensor(value)}
-            gradients = []
-            for weight in self.model.parameters():
-                if weight.grad is not None:
-                    weight.grad = self.gradients.setdefault(weight, weight.grad)
-                    gradients.append((weight, weight.grad))
-            random_states = host_random_states()
-            torch.clear_autocast_cache()  # an outer autocast has cast the weights; replays must cast them again
-            replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.memory)
-            if host_random_states() != random_states:
-                raise RuntimeError("it draws random numbers on the host")
-            graph = Graph(replay, fixed, map_tensors(torch.Tensor.detach, outputs), gradients)
-            self._clear_gradients()
-            with torch.random.fork_rng(devices):
-                results = self._results(self._replay(graph, inputs))
-            error = max(relative_error(*pair) for pair in zip(results, expected, strict=True))
-            if error <= self.tolerance:
-                self.graphs[key] = graph
-                logger.info_once("steps are replayed as CUDA graphs")
-            else:
-                self._stop(f"the first replay differs from the eager step by {error:.1e} of its value")
+            with self._restored():
+                graph = self._capture_and_check(inputs)
         except Exception as error:  # whatever the model or the device may answer
             self._stop(f"a step cannot be captured, {first_cause(error)}")
-        finally:
-            torch.clear_autocast_cache()
-            restore()
+            return
+        if graph is not None:
+            self.graphs[key] = graph
+            logger.info_once("steps are replayed as CUDA graphs")
 
-    def _clear_gradients(self) -> None:
+    def _capture_and_check(self, inputs: dict[str, Any]) -> Graph | None:
+        """Return a graph that computes what the step computes; None while gradients are not finite."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        self.model.zero_grad()
+        with torch.random.fork_rng(devices):
+            *_, norm = expected = self._results(self._run(inputs))
+        if not norm.isfinite():
+            return None  # fp16 looks for its scale
+        fixed = {name: value.to(self.device, copy=True) for name, value in inputs.items() if torch.is_tensor(value)}
+        gradients = []
         for weight in self.model.parameters():
-            weight.grad = None
+            if weight.grad is not None:
+                weight.grad = self.gradients.setdefault(weight, weight.grad)
+                gradients.append((weight, weight.grad))
+        random_states = host_random_states()
+        torch.clear_autocast_cache()  # an outer autocast has cast the weights; replays must cast them again
+        replay, outputs = capture(lambda: self.step({**inputs, **fixed}), self.memory)
+        if host_random_states() != random_states:
+            raise RuntimeError("it draws random numbers on the host")
+        graph = Graph(replay, fixed, tree_map_only(torch.Tensor, torch.detach, outputs), gradients)
+        self.model.zero_grad()
+        with torch.random.fork_rng(devices):
+            results = self._results(self._replay(graph, inputs))
+        error = max(relative_error(*pair) for pair in zip(results, expected, strict=True))
+        if not error <= self.tolerance:  # also if it is NaN
+            raise RuntimeError(f"the first replay differs from the eager step by {error:.1e} of its value")
+        return graph
 
     def _results(self, outputs: Any) -> list[torch.Tensor]:
         """Return the outputs, and the norm of all gradients."""
@@ -233,21 +191,22 @@ class GraphedSteps:
         results = [each for each in tree_leaves(outputs) if torch.is_tensor(each) and each.is_floating_point()]
         return [*results, nn.utils.get_total_norm(gradients)]
 
-    def _snapshot(self) -> Callable[[], None]:
-        """Return a function that restores gradients, buffers and statistics."""
-        weights = [(weight, weight.grad) for weight in self.model.parameters()]
-        changed = [gradient for _, gradient in weights if gradient is not None]
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Restore gradients, buffers and statistics at the end of the block."""
+        gradients = [(weight, weight.grad) for weight in self.model.parameters()]
+        changed = [gradient for _, gradient in gradients if gradient is not None]
         changed += [*self.statistics(), *self.model.buffers()]
         copies = [tensor.clone() for tensor in changed]
-
-        @torch.no_grad()
-        def restore() -> None:
-            for weight, gradient in weights:
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()
+            for weight, gradient in gradients:
                 weight.grad = gradient
-            for tensor, copy in zip(changed, copies, strict=True):
-                tensor.copy_(copy)
-
-        return restore
+            with torch.no_grad():
+                for tensor, copy in zip(changed, copies, strict=True):
+                    tensor.copy_(copy)
 
 
 def has_graphs(device: torch.device) -> bool:
@@ -255,38 +214,15 @@ def has_graphs(device: torch.device) -> bool:
 
 
 def wants_graphs(args: TrainingArguments) -> bool:
-    """Return whether graphs are requested; arguments without `cuda_graphs` request them by their Trainer's class."""
-    return getattr(args, "cuda_graphs", "true") == "true"
-
-
-def capture(call: Callable[[], Any], memory: GraphMemory) -> tuple[Callable[[], None], Any]:
-    """Return what replays the kernels of a call, and the call's results, which each replay overwrites."""
-    needed = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()  # by the largest step so far
-    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    if free < 2 * needed:  # a graph keeps its memory, and others run eagerly
-        raise MemoryError(f"steps take up to {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
-    graph, pool = torch.cuda.CUDAGraph(), memory.pool
-    try:
-        with (
-            torch.cuda.stream(memory.stream),  # a capture that fails does not leave its stream
-            torch.cuda.graph(graph, pool, memory.stream, capture_error_mode="thread_local"),  # other threads load data
-        ):
-            outputs = call()
-    except Exception:
-        memory.abandon(graph)
-        raise
-    return graph.replay, outputs
+    """Return whether graphs are requested, on a GPU; arguments without `cuda_graphs` request them by their Trainer."""
+    return has_graphs(args.device) and getattr(args, "cuda_graphs", "true") == "true"
 
 
 def first_cause(error: BaseException) -> str:
     """Describe the first error in one line: the last says only that a capture failed before."""
     while error.__context__ is not None:
         error = error.__context__
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], outputs: Any) -> Any:
-    return tree_map(lambda each: function(each) if torch.is_tensor(each) else each, outputs)
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def shape_of(value: Any) -> Any:
@@ -346,7 +282,7 @@ class GraphedStepsMixin(RealTokensMixin):
         super().__init__(*args, **kwargs)
         self.graphed: dict[Hashable, GraphedSteps] = {}
         is_requested, reason = wants_graphs(self.args), self.reason_against_graphs()
-        self.uses_graphs = is_requested and reason is None and has_graphs(self.args.device)
+        self.uses_graphs = is_requested and reason is None
         if is_requested and reason is not None:
             logger.warning_once(f"steps run without CUDA graphs: {reason}")
         if self.uses_graphs and isinstance(self.data_collator, CountingCollator):
@@ -355,7 +291,6 @@ class GraphedStepsMixin(RealTokensMixin):
     def reason_against_graphs(self) -> str | None:
         """Return what in this trainer a graph would leave out, or None."""
         reasons = {
-            "there is no GPU": hasattr(self.args, "cuda_graphs") and not has_graphs(self.args.device),
             "there are several GPUs": self.args.world_size > 1 or self.args.n_gpu > 1,
             "DeepSpeed or FSDP computes the gradients": self.is_deepspeed_enabled or self.is_fsdp_enabled,
             "--torch_compile": self.args.torch_compile,

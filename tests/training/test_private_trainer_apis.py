@@ -1,7 +1,7 @@
 """The private methods of Trainer that our trainers override or call exist, and are listed here.
 
 Transformers may change them in any release. Where a callback or a public method does the job, it is used instead.
-So are the private names of PyTorch in graphed_steps.py.
+So are the private names of PyTorch in graphed_steps.py and cuda_graphs.py.
 """
 
 import ast
@@ -27,7 +27,7 @@ PRIVATE_TRAINER_METHODS = {
     "_prepare_inputs": "two trainers move inputs to the device in their own prediction_step",
 }
 
-# purpose -> private names of PyTorch in graphed_steps.py
+# purpose -> private names of PyTorch in graphed_steps.py and cuda_graphs.py
 PRIVATE_TORCH_NAMES = {
     "tensors in nested outputs": "_pytree",
     "set many gradients to zero in one call": "_foreach_zero_",
@@ -54,5 +54,6 @@ def test_every_private_method_in_use_is_listed():
 
 
 def test_every_private_name_of_pytorch_in_graphed_steps_is_listed():
-    used, defined = private_names(ast.parse((PACKAGE / "training/graphed_steps.py").read_text(encoding="utf-8")))
+    files = (PACKAGE / "training" / name for name in ("graphed_steps.py", "cuda_graphs.py"))
+    used, defined = private_names(ast.parse("".join(file.read_text(encoding="utf-8") for file in files)))
     assert used - defined == {name for names in PRIVATE_TORCH_NAMES.values() for name in names.split()}
