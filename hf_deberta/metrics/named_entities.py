@@ -13,8 +13,11 @@ PREFIXED_LABEL = re.compile(r"[BIESLU](-.+)?")
 Tags = Sequence[Sequence[str]]
 
 
-def named_entities(predictions: Tags, references: Tags, by_type: bool = False) -> dict[str, float]:
+def named_entities(predictions: Tags, references: Tags, by_type: bool = False) -> dict[str, Any]:
     """Return precision, recall and F1 of the entities, and accuracy of the words.
+
+    A predicted entity is correct if its words and its type are. Of labels without prefixes, neighbours with the same
+    label are an entity; if there is no O (parts of speech), only accuracy is returned.
 
     Args:
         predictions: a list of tags for each sentence, in IOB2 or another scheme with prefixes, or without prefixes.
@@ -24,33 +27,19 @@ def named_entities(predictions: Tags, references: Tags, by_type: bool = False) -
     >>> named_entities([["B-PER", "I-PER", "B-LOC"]], [["B-PER", "I-PER", "O"]])["precision"]
     0.5
     """
-    scores = entity_scores(references, predictions)
-    types = scores.pop("types", {})
-    if by_type:
-        scores |= {f"{kind}_{name}": value for kind, values in types.items() for name, value in values.items()}
-    return scores
-
-
-def entity_scores(gold: Tags, predicted: Tags) -> dict[str, Any]:
-    """Return precision, recall and F1 of whole entities, as `conlleval` and `seqeval` count, and accuracy of words.
-
-    A predicted entity is correct if its words and its type are. `types` has the metrics of each type. Of labels without
-    prefixes, neighbours with the same label are an entity; if there is no O (parts of speech), only accuracy is
-    returned.
-    """
-    correct = sum(g == p for gs, ps in zip(gold, predicted, strict=True) for g, p in zip(gs, ps, strict=True))
-    accuracy = {"accuracy": correct / max(1, sum(map(len, gold)))}
-    labels = {tag for tags in (*gold, *predicted) for tag in tags}
+    pairs = [pair for tags in zip(references, predictions, strict=True) for pair in zip(*tags, strict=True)]
+    accuracy = {"accuracy": sum(gold == predicted for gold, predicted in pairs) / max(1, len(pairs))}
+    labels = {label for pair in pairs for label in pair}
     prefixed = has_prefixes(labels)
     if "O" not in labels and not prefixed:
         return accuracy
-    gold_entities, predicted_entities = _all_entities(gold, prefixed), _all_entities(predicted, prefixed)
-    types = {}
-    for kind in sorted({entity[0] for entity in gold_entities | predicted_entities}):
-        gold_of_type = {entity for entity in gold_entities if entity[0] == kind}
-        predicted_of_type = {entity for entity in predicted_entities if entity[0] == kind}
-        types[kind] = {**_precision_recall_f1(gold_of_type, predicted_of_type), "number": len(gold_of_type)}
-    return {**_precision_recall_f1(gold_entities, predicted_entities), **accuracy, "types": types}
+    gold, predicted = _all_entities(references, prefixed), _all_entities(predictions, prefixed)
+    metrics = {**_precision_recall_f1(gold, predicted), **accuracy}
+    for kind in sorted({entity[0] for entity in gold | predicted}) if by_type else ():
+        gold_of_type, predicted_of_type = ({e for e in entities if e[0] == kind} for entities in (gold, predicted))
+        values = {**_precision_recall_f1(gold_of_type, predicted_of_type), "number": len(gold_of_type)}
+        metrics |= {f"{kind}_{name}": value for name, value in values.items()}
+    return metrics
 
 
 def _precision_recall_f1(gold: set, predicted: set) -> dict[str, float]:

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from hf_deberta.metrics import compute_metric
-from hf_deberta.metrics.named_entities import entity_scores
+from hf_deberta.metrics.named_entities import named_entities
 
 
 def random_tags(rng, sentences, kinds):
@@ -20,31 +19,25 @@ def test_metrics_equal_those_of_seqeval(seed, kinds):
     gold = random_tags(rng, 12, kinds)
     predicted = [[tag if rng.random() < 0.6 else rng.choice(kinds) for tag in tags] for tags in gold]
     report = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
-    metrics = entity_scores(gold, predicted)
-    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, predicted, zero_division=0))
-    assert metrics["precision"] == pytest.approx(report["micro avg"]["precision"])
-    assert metrics["recall"] == pytest.approx(report["micro avg"]["recall"])
-    assert metrics["accuracy"] == pytest.approx(seqeval.accuracy_score(gold, predicted))
-    assert metrics["types"].keys() == report.keys() - {"micro avg", "macro avg", "weighted avg"}
-    for kind, values in metrics["types"].items():
-        expected = [report[kind][name] for name in ("precision", "recall", "f1-score", "support")]
-        assert list(values.values()) == pytest.approx(expected)
+    names = {"precision": "precision", "recall": "recall", "f1": "f1-score", "number": "support"}
+    expected = {name: report["micro avg"][theirs] for name, theirs in names.items() if name != "number"}
+    expected |= {"accuracy": seqeval.accuracy_score(gold, predicted)}
+    assert named_entities(predicted, gold) == pytest.approx(expected)
+    for kind in report.keys() - {"micro avg", "macro avg", "weighted avg"}:
+        expected |= {f"{kind}_{name}": report[kind][theirs] for name, theirs in names.items()}
+    assert named_entities(predicted, gold, by_type=True) == pytest.approx(expected)
 
 
 def test_metrics_by_hand():
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "I-LOC"]]
-    metrics = entity_scores(gold, predicted)
+    metrics = named_entities(predicted, gold, by_type=True)
     assert (metrics["precision"], metrics["recall"]) == (1 / 3, 1 / 4) and metrics["f1"] == pytest.approx(2 / 7)
-    assert metrics["accuracy"] == 4 / 6 and metrics["types"]["PER"]["number"] == 1
-    by_type = compute_metric("named_entities", predictions=predicted, references=gold, by_type=True)
-    assert by_type["LOC_recall"] == metrics["types"]["LOC"]["recall"] and by_type["PER_number"] == 1
-    without_types = compute_metric("named_entities", predictions=predicted, references=gold)
-    assert without_types == {name: metrics[name] for name in ("precision", "recall", "f1", "accuracy")}
-    assert entity_scores([["O"]], [["O"]])["f1"] == 0 and entity_scores([], [])["accuracy"] == 0
+    assert metrics["accuracy"] == 4 / 6 and metrics["PER_number"] == 1
+    assert named_entities([["O"]], [["O"]])["f1"] == 0 and named_entities([], [])["accuracy"] == 0
 
 
 def test_labels_without_prefixes():
-    metrics = entity_scores([["PER", "PER", "O", "LOC"]], [["PER", "PER", "O", "PER"]])
+    metrics = named_entities([["PER", "PER", "O", "PER"]], [["PER", "PER", "O", "LOC"]])
     assert (metrics["precision"], metrics["recall"]) == (0.5, 0.5)
-    assert entity_scores([["NN", "VB"]], [["NN", "NN"]]) == {"accuracy": 0.5}
+    assert named_entities([["NN", "NN"]], [["NN", "VB"]]) == {"accuracy": 0.5}
