@@ -1,32 +1,22 @@
 """Load a checkpoint in any of the three formats: official, of Transformers' own classes, or of this package."""
 
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 
 import hf_deberta
-from hf_deberta.model.configuration_hf_deberta import PRESETS
 from hf_deberta.training.errors import InputError, input_errors
 
 MODEL_HELP = "a folder, or a name on the Hub: an official DeBERTa, one of Transformers, or one of hf_deberta"
 HEADS_OF_OFFICIAL_FILES = ("HfDebertaForPreTraining", "HfDebertaForMaskedLM", "HfDebertaModel")
+CHECKPOINT_ERRORS = (OSError, ValueError, pickle.UnpicklingError)
 MODEL_TYPES = {"hf_deberta": "hf_deberta", "deberta": "v1", "deberta-v2": "v2 or v3"}
-
-
-@contextmanager
-def checkpoint_errors(name: str) -> Iterator[None]:
-    """Raise what is wrong with a checkpoint as InputError."""
-    with input_errors(name, OSError, ValueError, pickle.UnpicklingError):
-        yield
 
 
 def read_fields(name: str) -> dict[str, Any]:
     """Return the fields of config.json as they are in the file."""
-    with checkpoint_errors(name):
+    with input_errors(name, *CHECKPOINT_ERRORS):
         fields, _ = PretrainedConfig.get_config_dict(name)
     if fields.get("model_type", "deberta") not in MODEL_TYPES:
         raise InputError(f"{name} is no DeBERTa: its model type is {fields['model_type']}")
@@ -53,7 +43,7 @@ def load_checkpoint(name: str, architecture: str | None = None) -> Any:
     """Return the model in float32, of the class of its head; a head that the file lacks is an InputError."""
     candidates = class_candidates(name, architecture)
     for candidate in candidates:
-        with checkpoint_errors(name):
+        with input_errors(name, *CHECKPOINT_ERRORS):
             options = {"dtype": "float32", "output_loading_info": True, "trust_remote_code": False}
             model, info = getattr(hf_deberta, candidate).from_pretrained(name, **options)
         missing = sorted(info["missing_keys"])
@@ -62,8 +52,3 @@ def load_checkpoint(name: str, architecture: str | None = None) -> Any:
     raise InputError(
         f"{name} has no weights for {', '.join(missing[:3])} of {candidate}; name a class with --architecture"
     )
-
-
-def is_preset(name: str) -> bool:
-    """True for v3-base and the like, unless there is such a folder."""
-    return name in PRESETS and not Path(name).exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_deberta import HfDebertaTokenizer
-from hf_deberta.commands.any_checkpoint import MODEL_HELP, checkpoint_errors, load_checkpoint
+from hf_deberta.commands.any_checkpoint import CHECKPOINT_ERRORS, MODEL_HELP, load_checkpoint
 from hf_deberta.pretraining.released_generator import WEIGHTS, load_released_generator
 from hf_deberta.training.errors import input_errors
 from hf_deberta.visualize import attention_page
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Write the page."""
-    with checkpoint_errors(args.model):
+    with input_errors(args.model, *CHECKPOINT_ERRORS):
         if args.generator:
             model: Any = load_released_generator(args.model, dtype="float32").eval()
         else:

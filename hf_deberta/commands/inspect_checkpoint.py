@@ -1,23 +1,18 @@
 """`hf-deberta inspect`: configuration, parameters, attention backend and memory of a checkpoint."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 import hf_deberta
-from hf_deberta import HfDebertaConfig, gpu_check
-from hf_deberta.commands.any_checkpoint import (
-    MODEL_HELP,
-    MODEL_TYPES,
-    checkpoint_errors,
-    class_candidates,
-    is_preset,
-    read_fields,
-)
+from hf_deberta import PRESETS, HfDebertaConfig, gpu_check
+from hf_deberta.commands.any_checkpoint import CHECKPOINT_ERRORS, MODEL_HELP, MODEL_TYPES, class_candidates, read_fields
 from hf_deberta.engines import attention_auto
 from hf_deberta.engines.attention_triton import unsupported_device
+from hf_deberta.training.errors import input_errors
 
 BYTES_OF_ADAM = 16  # for each parameter in float32: weight, gradient, and two moments
 
@@ -30,13 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the description; weights are not loaded."""
-    if is_preset(args.model):
+    if args.model in PRESETS and not Path(args.model).exists():
         kind, class_name = "preset", "HfDebertaForMaskedLM"
         config = HfDebertaConfig.from_preset(args.model)
     else:
         kind = f"{MODEL_TYPES[read_fields(args.model).get('model_type', 'deberta')]} checkpoint"
         class_name = class_candidates(args.model)[-1]  # the encoder, if official files do not name their head
-        with checkpoint_errors(args.model):
+        with input_errors(args.model, *CHECKPOINT_ERRORS):
             config = HfDebertaConfig.from_pretrained(args.model)
     with torch.device("meta"):
         model = getattr(hf_deberta, class_name)(config)
