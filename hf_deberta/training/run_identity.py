@@ -195,10 +195,7 @@ def compare_with_recorded_run(
     path = args.output_folder / "run.json"
     if resume_choice(args) == "false" or not path.exists():
         return None
-    try:
-        before = read_json_object(path)
-    except InputError as error:
-        raise InputError(f"{error}; restore it, or start over with --resume_from_checkpoint false") from error
+    before = read_json_object(path)
     changed = {
         name: f"{name} {before[name]}, now {value}"
         for name, value in settings.items()

@@ -145,12 +145,6 @@ def test_gathered_weights_that_are_tied_are_saved_once(tmp_path, monkeypatch):
     assert_same_by_name(HfDebertaForMaskedLM.from_pretrained(tmp_path).state_dict(), gathered)
 
 
-def test_a_checkpoint_of_fsdp_without_it_is_one_sentence(run_folder):
-    (run_folder / "checkpoint-6" / "pytorch_model_fsdp_0").mkdir()
-    with pytest.raises(InputError, match=r"--resume_from_checkpoint false: .*checkpoint-6 .* PyTorch FSDP"):
-        trainer(run_folder).train(resume_from_checkpoint=str(run_folder / "checkpoint-6"))
-
-
 def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):
     """As on Windows. A file that cannot be opened is an error."""
     (tmp_path / "file").touch()
