@@ -14,7 +14,7 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering
 from hf_deberta.demos import house_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.question_answering import QuestionAnswerer, token_batches
+from hf_deberta.question_answering import QuestionAnswerer
 
 CONTEXT = "The Zoë museum in 東京 😀 opened in 1999, said Zoe\u0308 Müller. " * 4 + "It is blue."
 QUESTION = "Which colour?"
@@ -120,15 +120,11 @@ def test_no_answer(tokenizer):
 
 def test_several_questions_and_candidates(answerer):
     questions, contexts = [QUESTION, "When?", "no answer?"], [CONTEXT, "It is blue.", "opened in 1999"]
-    together = answerer(question=questions, context=contexts, max_seq_len=48, doc_stride=8, top_k=3)
-    for question, context, entries in zip(questions, contexts, together, strict=True):
-        alone = answerer(question, context, max_seq_len=48, doc_stride=8, top_k=3)
-        assert [list(entry) for entry in alone] == [["score", "start", "end", "answer"]] * 3
-        assert_same([answerer(question, context, max_seq_len=48, doc_stride=8)], [dict(alone[0])])
-        assert_same(entries, alone)
-    one_context = answerer(questions, "It is blue.")
-    assert_same(one_context, [answerer(question, "It is blue.") for question in questions])
-    assert_same(answerer(questions[:1], "It is blue."), [answerer(questions[0], "It is blue.")])
+    for question, context, entries in zip(questions, contexts, answerer(questions, contexts, top_k=3), strict=True):
+        assert [list(entry) for entry in entries] == [["score", "start", "end", "answer"]] * 3
+        assert_same([answerer(question, context)], [dict(entries[0])])
+        assert_same(answerer(question, context, top_k=3), entries)
+    assert_same(answerer(questions, "It is blue."), [answerer(question, "It is blue.") for question in questions])
 
 
 def test_answers_do_not_depend_on_other_questions(answerer, caplog):
@@ -161,11 +157,6 @@ def test_a_window_may_be_longer_than_the_tokenizers_limit(answerer, tokenizer):
     answerer(QUESTION, "no answer " * 400, max_seq_len=2048)
     (window,) = windows
     assert tokenizer.model_max_length == 512 < window["input_ids"].shape[1]
-
-
-def test_batches_hold_every_window_once():
-    batches = list(token_batches([3, 200, 4, 2, 50, 50], 100))
-    assert batches == [[1], [4, 5], [2, 0, 3]]
 
 
 @pytest.mark.parametrize(
