@@ -1,11 +1,8 @@
-"""Metrics of SuperGLUE against values computed by hand and by scikit-learn, from rows in the format of the Hub."""
-
-import random
+"""Metrics of SuperGLUE against values computed by hand, from rows in the format of the Hub."""
 
 import numpy as np
 import pytest
 from datasets import Dataset
-from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from hf_deberta.fine_tuning.tasks.superglue import metric_inputs
 from hf_deberta.metrics import compute_metric
@@ -44,19 +41,3 @@ def test_gender_parity(with_pairs):
     ]
     rows = Dataset.from_list(rows if with_pairs else [{k: row[k] for k in row if k != "pair_id"} for row in rows])
     assert scores("axg", rows, np.array([0, 0, 0, 1])) == {"accuracy": 0.75, "gender_parity": 0.5}
-
-
-def test_diagnostics_equal_scikit_learn():
-    """Gender parity is the accuracy of the predictions for one pronoun as labels of those for the other."""
-    rng = random.Random(0)
-    labels = [rng.randrange(2) for _ in range(200)]
-    predictions = [label if rng.random() < 0.7 else 1 - label for label in labels]
-    found = compute_metric("super_glue", "axb", predictions=predictions, references=labels)
-    assert found == pytest.approx({"matthews_correlation": matthews_corrcoef(labels, predictions)})
-    rows = list(range(200))
-    rng.shuffle(rows)  # the two rows of pair n are n and n + 100
-    shuffled = {"predictions": [predictions[n] for n in rows], "references": [labels[n] for n in rows]}
-    found = compute_metric("super_glue", "axg", **shuffled, pairs=[str(n % 100) for n in rows])
-    parity = accuracy_score(predictions[:100], predictions[100:])
-    assert found == pytest.approx({"accuracy": accuracy_score(labels, predictions), "gender_parity": parity})
-    assert 0.3 < parity < 0.7
