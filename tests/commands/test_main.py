@@ -23,9 +23,7 @@ def test_help_lists_all_commands(capsys):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_are_commands(name, capsys, monkeypatch):
-    """The command and run_NAME.py are one function."""
-    module = import_command(name)
-    assert module.main.__module__ == module.__name__
+    """run_NAME.py calls the same function."""
     if name != "demo":
         assert f'import_command("{name}").main()' in (ROOT / f"run_{name}.py").read_text()
     monkeypatch.setattr(sys, "argv", ["hf-deberta", name, "--help"])
@@ -33,7 +31,8 @@ def test_scripts_are_commands(name, capsys, monkeypatch):
         main()
     text = capsys.readouterr().out
     assert stopped.value.code == 0
-    assert text.startswith(f"usage: hf-deberta {name} ") and module.__doc__.partition("\n")[0] in " ".join(text.split())
+    first_line = import_command(name).__doc__.partition("\n")[0]
+    assert text.startswith(f"usage: hf-deberta {name} ") and first_line in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
