@@ -24,7 +24,6 @@ SCRIPTS = {
     "race": "fine-tune on multiple choice",
     "mlm": "pretrain a masked or an autoregressive language model",
     "rtd": "pretrain a generator and a discriminator, as DeBERTaV3",
-    "demo": "see what the enhanced mask decoder is for, in a few minutes, offline",
 }
 OTHERS = {
     "inspect": "show configuration, parameters, attention backend and memory of a checkpoint",
@@ -33,6 +32,7 @@ OTHERS = {
     "ensemble": "average the predictions of several runs, and compare them with the labels",
     "attention": "write an HTML page with the attention of one text, by part, layer and head",
     "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
+    "demo": "see what the enhanced mask decoder is for, in a few minutes, offline",
 }
 OTHER_NAMES = {"classify": "glue", "multiple-choice": "race"}
 MODULES = {  # the others: commands.NAME
@@ -88,7 +88,7 @@ def read_version() -> str:
 
 def import_command(name: str) -> ModuleType:
     """Import a command; exit with one line if packages that it needs are missing."""
-    packages = PACKAGES + TRAIN_PACKAGES * (name in SCRIPTS or name in ("score", "ensemble"))
+    packages = PACKAGES + TRAIN_PACKAGES * (name in SCRIPTS or name in ("score", "ensemble", "demo"))
     packages += ("matplotlib",) * (name == "demo")
     if missing := [package for package in packages if find_spec(package) is None]:
         raise SystemExit(

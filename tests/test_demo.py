@@ -1,7 +1,6 @@
 """`hf-deberta demo` from end to end with a few steps, and its messages for flags that it cannot use."""
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,7 @@ from hf_deberta_command import main
 
 
 def run_demo(*arguments: object) -> None:
-    before = sys.argv
-    try:
-        main(["demo", *map(str, arguments)])
-    finally:
-        sys.argv = before
+    main(["demo", *map(str, arguments)])
 
 
 def check_output(folder: Path) -> None:

@@ -23,7 +23,6 @@ that, the position can be estimated from the share of attention that [CLS] gets,
 
 import argparse
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +41,10 @@ from transformers import (
     pipeline,
     set_seed,
 )
-from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaTokenizer
 from hf_deberta.gpu_check import parse_size
-from hf_deberta.training.errors import input_errors, user_errors_in_one_line
+from hf_deberta.training.errors import input_errors
 
 SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 MASK_PROBABILITY = 0.15
@@ -249,15 +247,11 @@ def plot_losses(trainers: dict[str, Trainer], path: Path) -> None:
 # 4. The demo
 
 
-def parse_arguments() -> argparse.Namespace:
-    show_defaults = argparse.ArgumentDefaultsHelpFormatter
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], formatter_class=show_defaults, allow_abbrev=False
-    )
-    parser.add_argument("--output_dir", type=Path, default=Path("demo_output/mask_decoder"), help="for the results")
-    parser.add_argument("--steps", type=parse_size, default=600, help="of training each model")
-    parser.add_argument("--seed", type=int, default=0, help="of the sentences and models")
-    return parser.parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    output = Path("demo_output/mask_decoder")
+    parser.add_argument("--output_dir", type=Path, default=output, help="for the results (default: %(default)s)")
+    parser.add_argument("--steps", type=parse_size, default=600, help="of training each model (default: 600)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sentences and models (default: 0)")
 
 
 def print_made_up_language(sentences: Sentences) -> None:
@@ -270,14 +264,8 @@ def print_made_up_language(sentences: Sentences) -> None:
     print("the prediction.")
 
 
-def main() -> None:
-    args = parse_arguments()
-    with user_errors_in_one_line(Path(sys.argv[0]).name):
-        run(args)
-
-
-def run(args: argparse.Namespace) -> None:
-    logging.disable_progress_bar()  # of loading and saving
+def main(args: argparse.Namespace) -> int:
+    """Train both models, and print what they have learned."""
     torch.set_num_threads(max(1, min(4, torch.get_num_threads() // 2)))  # the models are too small for more
     sentences = made_up_sentences(args.seed)
     with input_errors("--output_dir", OSError):
@@ -310,3 +298,4 @@ def run(args: argparse.Namespace) -> None:
     tokenizer.save_pretrained(folder)
     print(f"Loss curves: {picture}")
     print(f"The model with EMD, for AutoModelForMaskedLM and AutoTokenizer: {folder}")
+    return 0

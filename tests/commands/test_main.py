@@ -24,8 +24,7 @@ def test_help_lists_all_commands(capsys):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_are_commands(name, capsys, monkeypatch):
     """run_NAME.py calls the same function."""
-    if name != "demo":
-        assert f'import_command("{name}").main()' in (ROOT / f"run_{name}.py").read_text()
+    assert f'import_command("{name}").main()' in (ROOT / f"run_{name}.py").read_text()
     monkeypatch.setattr(sys, "argv", ["hf-deberta", name, "--help"])
     with pytest.raises(SystemExit) as stopped:
         main()
