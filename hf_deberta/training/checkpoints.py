@@ -247,10 +247,9 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
     choice = resume_choice(arguments)
     if choice == "false":
         return None
-    is_path = choice != "true"
-    newest_first = [*reversed(checkpoints_by_step(Path(str(arguments.output_dir))).values())]
-    incomplete = {}
-    for checkpoint in [Path(choice)] if is_path else newest_first:
+    newest_first = reversed(checkpoints_by_step(Path(str(arguments.output_dir))).values())
+    incomplete = []
+    for checkpoint in newest_first if choice == "true" else [Path(choice)]:
         missing = find_missing_parts(checkpoint, arguments) or find_truncated_files(checkpoint)
         if not missing:
             if arguments.save_only_model and not any(checkpoint.glob("optimizer*")):
@@ -262,14 +261,12 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
                 f"resuming from {checkpoint}; to start over, use another --output_dir or --resume_from_checkpoint false"
             )
             return checkpoint
-        incomplete[checkpoint] = ", ".join(missing)
-        if not is_path:
-            logger.warning(f"{checkpoint} is not used, because it is not whole: {incomplete[checkpoint]}")
+        incomplete.append(f"{checkpoint}: {', '.join(missing)}")
+        logger.warning(f"this checkpoint is not whole, and not used: {incomplete[-1]}")
     if incomplete:
-        details = "; ".join(f"{checkpoint}: {missing}" for checkpoint, missing in incomplete.items())
         raise InputError(
-            f"there is no whole checkpoint to resume from ({details}): restore the files, name another with "
-            "--resume_from_checkpoint PATH, or start over with --resume_from_checkpoint false"
+            f"there is no whole checkpoint to resume from ({'; '.join(incomplete)}): restore the files, name another "
+            "with --resume_from_checkpoint PATH, or start over with --resume_from_checkpoint false"
         )
     return None
 
