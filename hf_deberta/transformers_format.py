@@ -49,26 +49,32 @@ def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard
     config = model.config
     if config.model_type != "hf_deberta":
         raise ValueError(f"export_to_transformers takes a HfDeberta model, not {type(model).__name__}")
-    _check_exportable(model)
-    is_v1 = _is_v1(config)
-    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        weights.pop("lm_predictions.lm_head.decoder.weight", None)
-    if not any(name.startswith("deberta.") for name in weights):  # an encoder without a head
-        weights = {f"deberta.{name}": tensor for name, tensor in weights.items()}
-    weights = to_v1_layout(weights, config.num_attention_heads) if is_v1 else _add_key_biases(weights)
+    weights = official_weights(model)
+    _warn_of_mask_decoder(model)
     if not config.uses_mask_decoder:
         weights = _to_in_tree_lm_head(weights)
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
-        _in_tree_config(model, is_v1).save_pretrained(temporary)
+        in_tree_config(model).save_pretrained(temporary)
         save_torch_state_dict(weights, temporary, max_shard_size=max_shard_size)
         target.mkdir(exist_ok=True)
         for stale in (*target.glob("model*.safetensors"), *target.glob("model*.safetensors.index.json")):
             stale.unlink()
         for file in Path(temporary).iterdir():
             shutil.move(file, target / file.name)
+
+
+def official_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the weights under their official names, which those of Transformers' classes are but for the LM head."""
+    _check_exportable(model)
+    config = model.config
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        weights.pop("lm_predictions.lm_head.decoder.weight", None)
+    if not any(name.startswith("deberta.") for name in weights):  # an encoder without a head
+        weights = {f"deberta.{name}": tensor for name, tensor in weights.items()}
+    return to_v1_layout(weights, config.num_attention_heads) if _is_v1(config) else _add_key_biases(weights)
 
 
 def convert_folder(folder: str | Path, model_class: type[PreTrainedModel]) -> None:
@@ -83,7 +89,8 @@ def convert_folder(folder: str | Path, model_class: type[PreTrainedModel]) -> No
 def require_transformers_class(model: PreTrainedModel) -> None:
     """Raise ValueError if Transformers has no class for the model with its head; warn if masked-LM logits differ."""
     _check_exportable(model)
-    if _head_in_transformers(model, _is_v1(model.config)) == "Model" and hasattr(model, "deberta"):
+    _warn_of_mask_decoder(model)
+    if _head_in_transformers(model) == "Model" and hasattr(model, "deberta"):
         raise ValueError(f"Transformers' DeBERTa classes have no head like that of {type(model).__name__}")
 
 
@@ -99,10 +106,9 @@ def _is_v1(config: PreTrainedConfig) -> bool:
 
 
 def _check_exportable(model: PreTrainedModel) -> None:
-    """Raise ValueError if Transformers' classes cannot express the model; warn if its masked-LM logits will differ."""
+    """Raise ValueError if Transformers' classes cannot express the model."""
     check_no_adapters(model)
-    config = model.config
-    if "p2p" in config.pos_att_type:
+    if "p2p" in model.config.pos_att_type:
         raise ValueError("Transformers' DeBERTa classes have no p2p term, so a model with it cannot be exported")
     if hasattr(model, "proj"):
         raise ValueError(
@@ -114,7 +120,10 @@ def _check_exportable(model: PreTrainedModel) -> None:
             "Transformers' DeBERTa classes have no causal attention, so a causal language model cannot be exported; to "
             "export its weights, save it, load it as HfDebertaForMaskedLM, and export that"
         )
-    if hasattr(model, "lm_predictions") and config.uses_mask_decoder:
+
+
+def _warn_of_mask_decoder(model: PreTrainedModel) -> None:
+    if hasattr(model, "lm_predictions") and model.config.uses_mask_decoder:
         warnings.warn(
             "Transformers has no enhanced mask decoder: the exported encoder gives the same hidden states, but its "
             "masked-LM logits will differ",
@@ -173,8 +182,9 @@ def _to_in_tree_lm_head(weights: dict[str, torch.Tensor]) -> dict[str, torch.Ten
     return converted
 
 
-def _in_tree_config(model: PreTrainedModel, is_v1: bool) -> PreTrainedConfig:
+def in_tree_config(model: PreTrainedModel) -> PreTrainedConfig:
     """Return the configuration of Transformers' own class for this model."""
+    is_v1 = _is_v1(model.config)
     config_class: type[PreTrainedConfig] = DebertaConfig if is_v1 else DebertaV2Config
     fields = {
         key: value for key, value in model.config.to_dict().items() if key not in FIELDS_WITHOUT_IN_TREE_EQUIVALENT
@@ -184,15 +194,15 @@ def _in_tree_config(model: PreTrainedModel, is_v1: bool) -> PreTrainedConfig:
     fields["legacy"] = not model.config.uses_mask_decoder
     fields["dtype"] = str(model.dtype).removeprefix("torch.")
     config = config_class(**fields)
-    head = _head_in_transformers(model, is_v1)
+    head = _head_in_transformers(model)
     if head == "ForQuestionAnswering":
         config.num_labels = 2  # Transformers' head has as many outputs, and a checkpoint of NLI three labels
     config.architectures = [("Deberta" if is_v1 else "DebertaV2") + head]
     return config
 
 
-def _head_in_transformers(model: PreTrainedModel, is_v1: bool) -> str:
+def _head_in_transformers(model: PreTrainedModel) -> str:
     """Return the end of the name of Transformers' class; that of the encoder if there is none with this head."""
     head = type(model).__name__.removeprefix("HfDeberta")
-    lacking = ("ForPreTraining", "ForEntityChoice", *["ForMultipleChoice"] * is_v1)
+    lacking = ("ForPreTraining", "ForEntityChoice", *["ForMultipleChoice"] * _is_v1(model.config))
     return "Model" if head in lacking else head

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "__main__": set(),
     "commands": {
         *("hf_deberta", "gpu_check", "visualize", "engines", "model", "training", "pretraining", "demos"),
-        *("serving", "tokenization_hf_deberta"),
+        *("serving", "tokenization_hf_deberta", "transformers_format"),
     },
     "export": {"hf_deberta", "engines", "in_tree", "model", "transformers_format"},
     "in_tree": {"engines", "model", "tokenization_hf_deberta"},

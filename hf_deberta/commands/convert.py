@@ -8,19 +8,17 @@
 import argparse
 import json
 import shutil
-import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from hf_deberta import HfDebertaTokenizer, export_to_transformers
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, load_checkpoint
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.json_files import atomic_write, write_json
+from hf_deberta.transformers_format import in_tree_config, official_weights
 
 OFFICIAL_TOKENIZERS = ("spm.model", "bpe_encoder.bin")  # v2 and v3, v1
 
@@ -60,25 +58,11 @@ def write_tokenizer(source: str, folder: Path, to: str) -> str:
 
 
 def write_official(model: PreTrainedModel, folder: Path) -> None:
-    """Write the weights under their official names, which those of Transformers' classes are but for the MLM head."""
-    with tempfile.TemporaryDirectory() as exported:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Transformers has no enhanced mask decoder")
-            export_to_transformers(model, exported)
-        weights: dict[str, torch.Tensor] = {}
-        for file in sorted(Path(exported).glob("*.safetensors")):
-            weights |= load_file(file)
-        fields = json.loads((Path(exported) / "config.json").read_text(encoding="utf-8"))
+    weights, fields = official_weights(model), json.loads(in_tree_config(model).to_json_string())
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "pytorch_model.bin") as unfinished:
-        torch.save({official_name(name): tensor for name, tensor in weights.items()}, unfinished)
+        torch.save(weights, unfinished)
     write_json(folder / "config.json", official_fields(fields))
-
-
-def official_name(name: str) -> str:
-    """Return the official name of a parameter of Transformers' classes."""
-    in_tree, official = "cls.predictions.", "lm_predictions.lm_head."
-    return name.replace(in_tree + "transform.", official).replace(in_tree, official)
 
 
 def official_fields(fields: dict[str, Any]) -> dict[str, Any]:
