@@ -49,6 +49,5 @@ def load_checkpoint(name: str, architecture: str | None = None) -> Any:
         missing = sorted(info["missing_keys"])
         if not missing:
             return model.eval()
-    raise InputError(
-        f"{name} has no weights for {', '.join(missing[:3])} of {candidate}; name a class with --architecture"
-    )
+    advice = "; name a class with --architecture" if architecture is None else ""
+    raise InputError(f"{name} has no weights for {', '.join(missing[:3])} of {candidate}{advice}")

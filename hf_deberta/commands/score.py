@@ -30,9 +30,8 @@ from pyarrow.parquet import ParquetFile, ParquetWriter, write_table
 from tqdm import tqdm
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from hf_deberta.commands.any_checkpoint import read_fields
+from hf_deberta.commands.any_checkpoint import load_checkpoint, read_fields
 from hf_deberta.gpu_check import parse_size
-from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.command_line import flag
@@ -92,14 +91,8 @@ class TextClassifier:
             torch.set_num_threads(1)
         with input_errors(settings.model, OSError, ValueError, RuntimeError):
             self.tokenizer = load_tokenizer(settings.model)
-            options: Any = {"dtype": torch.float32 if on_cpu else dtype, "trust_remote_code": False}
-            model, info = HfDebertaForSequenceClassification.from_pretrained(
-                settings.model, output_loading_info=True, **options
-            )
-            if info["missing_keys"]:
-                missing = ", ".join(sorted(info["missing_keys"])[:3])
-                raise InputError(f"it is no sequence classifier: it has no weights for {missing}")
-            self.model = optimize(model, dtype) if on_cpu else model.to("cuda")
+            model = load_checkpoint(settings.model, "HfDebertaForSequenceClassification")
+            self.model = optimize(model, dtype) if on_cpu else model.to("cuda", dtype)
         self.config = model.config
         self.labels = [self.config.id2label[number] for number in range(self.config.num_labels)]
         limit = self.tokenizer.model_max_length
