@@ -55,31 +55,24 @@ FLAGS = {
 def task_rows(head: str, number: int) -> tuple[type, dict[str, Any], dict[str, list]]:
     """Return the model class, fields of its configuration, and columns of rows of different lengths."""
     ids = [[1, *(5 + (n * 7 + k) % 90 for k in range(2 + n * 5 % 7)), 2] for n in range(number)]
-    columns: dict[str, list] = {"input_ids": ids}
-    if head == "classes":
-        return (
-            HfDebertaForSequenceClassification,
-            {"num_labels": 3},
-            {**columns, "labels": [n % 3 for n in range(number)]},
-        )
-    if head == "a number":
-        columns["labels"] = [n / 4 for n in range(number)]
-        return HfDebertaForSequenceClassification, {"num_labels": 1}, columns
-    if head == "several labels":
-        fields = {"num_labels": 2, "problem_type": "multi_label_classification"}
-        return HfDebertaForSequenceClassification, fields, {**columns, "labels": [[n % 2, 1.0] for n in range(number)]}
-    if head == "tokens":
-        labels = [[-100, *(token % 4 for token in row[1:-1]), -100] for row in ids]
-        return HfDebertaForTokenClassification, {"num_labels": 4}, {**columns, "labels": labels}
-    if head == "answers":
-        ends = [50 if n % 4 == 3 else len(row) - 1 for n, row in enumerate(ids)]  # some outside the window
-        columns |= {"start_positions": [n % 2 for n in range(number)], "end_positions": ends}
-        return HfDebertaForQuestionAnswering, {}, columns
-    if head == "choices":
-        columns = {"input_ids": [[row, [1, 9, 2]] for row in ids], "labels": [n % 2 for n in range(number)]}
-        return HfDebertaForMultipleChoice, {}, columns
-    columns |= {"entity_indices": [[[1, 2], [3, 0]]] * number, "labels": [[n % 2, 1] for n in range(number)]}
-    return HfDebertaForEntityChoice, {}, columns
+    numbers, sequences = range(number), HfDebertaForSequenceClassification
+    several = {"num_labels": 2, "problem_type": "multi_label_classification"}
+    ends = [50 if n % 4 == 3 else len(row) - 1 for n, row in enumerate(ids)]  # some outside the window
+    tags = [[-100, *(token % 4 for token in row[1:-1]), -100] for row in ids]
+    choices = {"input_ids": [[row, [1, 9, 2]] for row in ids], "labels": [n % 2 for n in numbers]}
+    entities = {"entity_indices": [[[1, 2], [3, 0]]] * number, "labels": [[n % 2, 1] for n in numbers]}
+    model_class, fields, columns = {
+        "classes": (sequences, {"num_labels": 3}, {"labels": [n % 3 for n in numbers]}),
+        "a number": (sequences, {"num_labels": 1}, {"labels": [n / 4 for n in numbers]}),
+        "several labels": (sequences, several, {"labels": [[n % 2, 1.0] for n in numbers]}),
+        "tokens": (HfDebertaForTokenClassification, {"num_labels": 4}, {"labels": tags}),
+        "answers": (
+            HfDebertaForQuestionAnswering, {}, {"start_positions": [n % 2 for n in numbers], "end_positions": ends}
+        ),
+        "choices": (HfDebertaForMultipleChoice, {}, choices),
+        "entities": (HfDebertaForEntityChoice, {}, entities),
+    }[head]  # fmt: skip
+    return model_class, fields, {"input_ids": ids, **columns}
 
 
 HEADS = ("classes", "a number", "several labels", "tokens", "answers", "choices", "entities")
