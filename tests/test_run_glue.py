@@ -256,7 +256,6 @@ def test_f1_is_that_of_the_second_class_of_the_task():
         (["--task_name", "rte", "--text_column_names", "a"], "sentence1, sentence2"),
         (["--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1"),
         (["--do_regression"], "label"),
-        (["--early_stopping_patience", 1], "--early_stopping_patience"),
         (["--validation_file", "{none}"], r"none\.csv"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -1,8 +1,6 @@
 """Rows of files, the file and row in errors, and required columns and texts."""
 
-import csv
 import gzip
-import io
 import json
 from dataclasses import replace
 
@@ -147,13 +145,6 @@ def test_values_of_json_stay_what_they_are(tmp_path):
 ])  # fmt: skip
 def test_fields_and_rows_of_csv(tmp_path, name, text, rows):
     assert [list(row.values()) for row in read_table(write(tmp_path, name, text))] == rows
-
-
-def test_carriage_returns_that_csv_writes_without_quotes(tmp_path):
-    rows = [["one\rtwo", "a"], ["\r", "b"], ["three", "c\r"]]
-    csv.writer(text := io.StringIO(), lineterminator="\n").writerows([["text", "id"], *rows])
-    table = read_table(write(tmp_path, "a.csv", text.getvalue()))
-    assert [list(row.values()) for row in table] == [*rows[:2], ["three", "c"]]
 
 
 def test_rows_are_written_as_they_are_read(tmp_path):

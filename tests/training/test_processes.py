@@ -18,12 +18,6 @@ def fail() -> None:
     raise InputError("a mistake")
 
 
-def test_one_process():
-    assert in_main_process(lambda: 3) == 3
-    with pytest.raises(InputError, match="a mistake"):
-        in_main_process(fail)
-
-
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """The script ends with an error if a check fails in one of the two processes."""
