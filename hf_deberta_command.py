@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     import_module("transformers.utils.logging").disable_progress_bar()  # of loading
     with import_module("hf_deberta.training.errors").user_errors_in_one_line(f"{PROGRAM} {args.name}"):
-        return args.run(args)
+        return args.run(args) or 0  # gpu-check has a status of its own
 
 
 def read_version() -> str:

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     head.add_argument("--generator", action="store_true", help=f"show the generator of a v3 release, {WEIGHTS}")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> None:
     """Write the page."""
     with input_errors(args.model, *CHECKPOINT_ERRORS):
         if args.generator:
@@ -36,4 +36,3 @@ def main(args: argparse.Namespace) -> int:
     with input_errors("", OSError, ValueError):
         attention_page(model, tokenizer, args.text, args.output, args.pair)
         print(f"wrote {args.output}")
-    return 0

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--architecture", help="class of hf_deberta, by default that of the checkpoint's head")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
     if args.output.is_file() or (args.output.is_dir() and any(args.output.iterdir())):
         raise InputError(f"{args.output} exists and is not an empty folder: name another output")
@@ -39,7 +39,6 @@ def main(args: argparse.Namespace) -> int:
         WRITERS[args.to](model, args.output)
     tokenizer = write_tokenizer(args.model, args.output, args.to)
     print(f"wrote {type(model).__name__} to {args.output} in the format {args.to}, {tokenizer}")
-    return 0
 
 
 def write_tokenizer(source: str, folder: Path, to: str) -> str:

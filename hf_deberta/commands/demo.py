@@ -264,7 +264,7 @@ def print_made_up_language(sentences: Sentences) -> None:
     print("the prediction.")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> None:
     """Train both models, and print what they have learned."""
     torch.set_num_threads(max(1, min(4, torch.get_num_threads() // 2)))  # the models are too small for more
     sentences = made_up_sentences(args.seed)
@@ -298,4 +298,3 @@ def main(args: argparse.Namespace) -> int:
     tokenizer.save_pretrained(folder)
     print(f"Loss curves: {picture}")
     print(f"The model with EMD, for AutoModelForMaskedLM and AutoTokenizer: {folder}")
-    return 0

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=gpu_check.parse_size, default=128, help="tokens of a row (default: 128)")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> None:
     """Print the description; weights are not loaded."""
     if args.model in PRESETS and not Path(args.model).exists():
         kind, class_name = "preset", "HfDebertaForMaskedLM"
@@ -45,7 +45,6 @@ def main(args: argparse.Namespace) -> int:
         print(f"\n{title}")
         for name, value in lines.items():
             print(f"  {name:<30}{value}")
-    return 0
 
 
 def describe_config(config: HfDebertaConfig, class_name: str) -> dict[str, str]:

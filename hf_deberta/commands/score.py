@@ -359,7 +359,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", help="of a Ray cluster; auto, or local to start Ray here (default: without Ray)")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace) -> None:
     """Score the files that are not done, and print a summary."""
     folder = Path(args.output).resolve()
     files, settings = find_files(args.input, folder), choose_settings(args)
@@ -384,7 +384,6 @@ def main(args: argparse.Namespace) -> int:
             score_files(todo, rows, settings, args.address)
     if errors:
         raise InputError("\n".join(errors))
-    return 0
 
 
 def find_files(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:

@@ -67,13 +67,8 @@ def test_flags_are_not_abbreviated(words, message, capsys):
 def test_help_version_and_mistakes_need_no_import():
     """They would take seconds."""
     for words, expected in {"--help": "inspect", "--version": hf_deberta.__version__, "glu": "invalid choice"}.items():
-        command = [
-            sys.executable,
-            "-S",
-            "-c",
-            "import hf_deberta_command as command; command.main()",
-            words,
-        ]  # no packages
+        no_packages = [sys.executable, "-S"]
+        command = [*no_packages, "-c", "import hf_deberta_command as command; command.main()", words]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert expected in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
 
