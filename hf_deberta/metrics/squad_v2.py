@@ -24,37 +24,31 @@ def squad_v2(predictions: Rows, references: Rows, no_answer_threshold: float = 1
 
 
 def squad_v2_scores(
-    texts: dict[str, str],
-    golds: dict[str, list[str]],
-    null_odds: dict[str, float] | None = None,
-    threshold: float = 0.0,
+    texts: dict[str, str], golds: dict[str, list[str]], null_odds: dict[str, float], threshold: float
 ) -> dict[str, float]:
     """Return the metrics of SQuAD 2.0 in percent, under their official names.
 
     Args:
-        texts: the predicted answer by question id.
+        texts: the best answer by question id.
         golds: the gold answers by question id; empty if the question has none.
-        null_odds: a score that grows with the odds of "no answer". Above `threshold` the prediction is empty. Adds
-            best_exact, best_f1 and their thresholds, the best for these questions.
+        null_odds: a score that grows with the odds of "no answer". Above `threshold` no answer is predicted. best_exact
+            and best_f1 have the thresholds that are the best for these questions.
     """
+    require_each_question(null_odds, golds, "null odds")
     answerable = {x: bool(answers) for x, answers in golds.items()}
     golds = {x: [answer for answer in answers if normalize_answer(answer)] or [""] for x, answers in golds.items()}
     answer_scores = dict(zip(("exact", "f1"), best_scores(texts, golds, if_both_empty=1.0), strict=True))
-    scores = answer_scores
-    if null_odds is not None:
-        require_each_question(null_odds, golds, "null odds")
-        scores = {
-            name: {x: s if null_odds[x] <= threshold else float(not answerable[x]) for x, s in by_id.items()}
-            for name, by_id in answer_scores.items()
-        }
+    scores = {
+        name: {x: s if null_odds[x] <= threshold else float(not answerable[x]) for x, s in by_id.items()}
+        for name, by_id in answer_scores.items()
+    }
     metrics = _averages(scores, list(golds), "")
     for prefix, has_answer in {"HasAns_": True, "NoAns_": False}.items():
         if ids := [x for x in golds if answerable[x] == has_answer]:
             metrics |= _averages(scores, ids, prefix)
-    if null_odds is not None:
-        for name, by_id in answer_scores.items():
-            best, best_at = best_threshold(texts, by_id, null_odds, answerable)
-            metrics |= {f"best_{name}": best, f"best_{name}_thresh": best_at}
+    for name, by_id in answer_scores.items():
+        best, best_at = best_threshold(texts, by_id, null_odds, answerable)
+        metrics |= {f"best_{name}": best, f"best_{name}_thresh": best_at}
     return metrics
 
 

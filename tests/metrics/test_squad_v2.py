@@ -15,7 +15,7 @@ def test_no_answer_is_predicted_above_the_threshold():
 
 def test_answers_without_a_word_are_left_out():
     """Articles and punctuation alone are no answer, as in the official script; a question with no other has none."""
-    scores = squad_v2_scores({"a": "", "b": ""}, {"a": ["the", "."], "b": ["the", "Rome"]})
+    scores = squad_v2_scores({"a": "", "b": ""}, {"a": ["the", "."], "b": ["the", "Rome"]}, {"a": 0, "b": 0}, 0)
     assert scores["exact"] == 50
 
 
