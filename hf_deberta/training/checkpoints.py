@@ -351,12 +351,9 @@ def replace_folder(source: Path, target: Path) -> None:
 def flush_to_disk(folder: Path) -> None:
     """Force all files of a folder to disk (fsync), so that a power cut cannot leave them half written."""
     for path in (*folder.rglob("*"), folder):
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except PermissionError:
-            if not path.is_dir():
-                raise
+        if os.name == "nt" and path.is_dir():
             continue  # Windows cannot open folders
+        handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         except OSError as error:  # some file systems do not support fsync

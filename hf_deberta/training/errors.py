@@ -169,10 +169,10 @@ TYPE_NAMES = {
 }  # fmt: skip
 
 
-def short_repr(value: object, length: int = 80) -> str:
-    """Return the repr of a value, cut to `length` characters."""
+def short_repr(value: object) -> str:
+    """Return the repr of a value, cut to 80 characters."""
     text = repr(value)
-    return text if len(text) <= length else f"{text[:length]}..."
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def describe(value: object) -> str:

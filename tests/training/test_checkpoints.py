@@ -19,7 +19,6 @@ from hf_deberta.training.checkpoints import (
     checkpoints_by_step,
     delete_old_checkpoints,
     find_damage_of_finished_run,
-    flush_to_disk,
     last_checkpoint,
 )
 from hf_deberta.training.errors import InputError
@@ -142,25 +141,6 @@ def test_gathered_weights_that_are_tied_are_saved_once(tmp_path, monkeypatch):
         "lm_predictions.lm_head.decoder.weight"
     }
     assert_same_by_name(HfDebertaForMaskedLM.from_pretrained(tmp_path).state_dict(), gathered)
-
-
-def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):
-    """As on Windows. A file that cannot be opened is an error."""
-    (tmp_path / "file").touch()
-    opens, denied, opened = os.open, {tmp_path}, []
-
-    def windows(path, flags):
-        if path in denied:
-            raise PermissionError(errno.EACCES, "denied")
-        opened.append(path)
-        return opens(path, flags)
-
-    monkeypatch.setattr(os, "open", windows)
-    flush_to_disk(tmp_path)
-    assert opened == [tmp_path / "file"]
-    denied.add(tmp_path / "file")
-    with pytest.raises(PermissionError):
-        flush_to_disk(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -197,17 +197,6 @@ def test_rare_shapes_run_eagerly(device, monkeypatch):
     assert len(loop.step.graphs) == 1 and loop.eager == WARMUP_CALLS + 2 + 6
 
 
-def test_gradients_of_eager_and_graphed_steps_add_up(device):
-    def use(loop):
-        loop.run()
-        for lengths in ((9, 4, 7), (5, 4, 2), (9, 4, 7)):  # the second has no graph
-            loop.step({**{name: value.to(device) for name, value in tiny_inputs(lengths).items()}, "labels": labels})
-        return float(nn.utils.get_total_norm([weight.grad for weight in loop.model.parameters()]))
-
-    labels = torch.tensor([0, 1, 1], device=device)
-    both(device, use)
-
-
 def test_a_wrong_replay_is_noticed(device, monkeypatch, warnings_so_far):
     """Here it does not read the new inputs, because a step keeps its own."""
 
