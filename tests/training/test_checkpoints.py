@@ -186,8 +186,8 @@ def test_checkpoints_without_optimizer(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"])
-def test_a_checkpoint_that_is_not_whole(run_folder, caplog, name):
-    """A file of it was cut short, or deleted: it is named, and the newest whole one taken."""
+def test_a_checkpoint_that_lacks_a_part(run_folder, caplog, name):
+    """A file of it was cut short or deleted: it is named, and the newest whole one taken."""
     path, part = run_folder / "checkpoint-6" / name, "model weights" if name == "model.safetensors" else name
     os.truncate(path, path.stat().st_size // 2)
     assert resumed_from(run_folder) == "checkpoint-4"
