@@ -76,7 +76,7 @@ def test_a_finished_run_is_not_trained_again(text, tmp_path, caplog):
     before = {name: (tmp_path / name).read_bytes() for name in names}
     run_rtd(*arguments, "--output_dir", tmp_path)
     assert "it is finished: nothing is trained" in caplog.text
-    assert caplog.records[-1].message.startswith(f"\n{tmp_path}: discriminator, generator, ")
+    assert f"Try: hf-deberta classify --model_name_or_path {tmp_path}/discriminator" in caplog.records[-1].message
     assert before == {name: (tmp_path / name).read_bytes() for name in names}
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     for name in names[:1] + names[2:3]:

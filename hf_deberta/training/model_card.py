@@ -18,19 +18,18 @@ from hf_deberta.model.pretrained_model import write_model_card
 from hf_deberta.training.json_files import atomic_write
 
 # Python that uses a model, by the end of its class name: "{name}" is the folder or the name on the Hub
-PIPELINE = "from transformers import pipeline\n\nprint(pipeline("
+PIPELINE = "from transformers import pipeline"
 USES = {
-    "SequenceClassification": PIPELINE + '"text-classification", "{name}")({text}))',
-    "TokenClassification": PIPELINE + '"ner", "{name}", aggregation_strategy="simple")({text}))',
-    "MaskedLM": PIPELINE + '"fill-mask", "{name}")("Paris is the [MASK] of France."))',
+    "SequenceClassification": (PIPELINE, 'pipeline("text-classification", "{name}")({text})'),
+    "TokenClassification": (PIPELINE, 'pipeline("ner", "{name}", aggregation_strategy="simple")({text})'),
+    "MaskedLM": (PIPELINE, 'pipeline("fill-mask", "{name}")("Paris is the [MASK] of France.")'),
     "QuestionAnswering": (
         "from hf_deberta.question_answering import QuestionAnswerer\n"
-        "from transformers import AutoModelForQuestionAnswering, AutoTokenizer\n\n"
-        'model = AutoModelForQuestionAnswering.from_pretrained("{name}")\n'
-        'answer = QuestionAnswerer(model, AutoTokenizer.from_pretrained("{name}"))\n'
-        'print(answer(question="Where is it?", context="It is in Paris."))'
+        "from transformers import AutoModelForQuestionAnswering, AutoTokenizer",
+        'QuestionAnswerer(AutoModelForQuestionAnswering.from_pretrained("{name}"), '
+        'AutoTokenizer.from_pretrained("{name}"))(question="Where is it?", context="It is in Paris.")',
     ),
-    "CausalLM": PIPELINE + '"text-generation", "{name}")({text}))',
+    "CausalLM": (PIPELINE, 'pipeline("text-generation", "{name}")({text})'),
 }
 LABELLED = ("SequenceClassification']", "TokenClassification']")  # ends of a list of one class
 TIMINGS = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
@@ -95,18 +94,24 @@ def read_results(folder: Path) -> dict[str, float]:
     return {name.removeprefix("eval_"): value for name, value in results.items() if not name.endswith(TIMINGS)}
 
 
-def describe_use(settings: dict[str, Any], name: str) -> str:
-    """Return the sections of the card on how to use a model with these fields of a config.json, and on its labels."""
+def how_to_use(settings: dict[str, Any], name: str) -> tuple[list[str], str]:
+    """Return imports, and an expression that uses the model with the fields `settings` of a config.json; "" if none."""
     head = (settings.get("architectures") or [""])[0].partition("For")[2]
     columns = (settings.get("fine_tuning_flags") or {}).get("text_column_names") or ()
     text = '{"text": "A text", "text_pair": "Another"}' if len(columns) == 2 else '"A text"'
-    lines = ["import hf_deberta"] if settings.get("model_type") == HfDebertaConfig.model_type else []
-    lines.append(USES.get(head, "").replace("{name}", name).replace("{text}", text))
-    use = "\n".join(["", "## How to use", "", "```python", *lines, "```", ""]) if head in USES else ""
+    imports, expression = USES.get(head, ("", ""))
+    ours = ["import hf_deberta"] if settings.get("model_type") == HfDebertaConfig.model_type else []
+    return [*ours, *imports.splitlines()], expression.replace("{name}", name).replace("{text}", text)
+
+
+def describe_use(settings: dict[str, Any], name: str) -> str:
+    """Return the sections of the card on how to use the model, and on its labels."""
+    imports, expression = how_to_use(settings, name)
+    use = "\n".join(["", "## How to use", "", "```python", *imports, "", f"print({expression})", "```", ""])
     labels = settings.get("id2label", {}) if str(settings.get("architectures")).endswith(LABELLED) else {}
-    rows = [f"| {number} | {label} |" for number, label in labels.items()]
-    table = "\n".join(["", "## Labels", "", "| Number | Label |", "| --- | --- |", *rows, ""])
-    return use + table * (len(rows) > 1)
+    lines = [f"| {number} | {label} |" for number, label in labels.items()]
+    table = "\n".join(["", "## Labels", "", "| Number | Label |", "| --- | --- |", *lines, ""])
+    return use * bool(expression) + table * (len(lines) > 1)
 
 
 def describe_run(trainer: Trainer) -> str:
@@ -122,10 +127,21 @@ def describe_run(trainer: Trainer) -> str:
     return "\n".join(["", "## Training", "", *lines, ""])
 
 
-def describe_output(folder: Path) -> str:
-    """Return the last line of a script: what is in its folder; "" if nothing is."""
+def describe_output(folder: Path, script: str) -> str:
+    """Return the last line of a script: what is in its folder, and a command that uses it; "" if nothing is."""
     models = [name for name in ("discriminator", "generator") if (folder / name / "config.json").is_file()]
     predictions = sorted(path.name for path in folder.glob("predictions*.csv"))
+    has_model = any(folder.glob("model*.safetensors"))
     others = [name for name in ("all_results.json", "seeds.json", "README.md") if (folder / name).is_file()]
-    written = [*["model"] * any(folder.glob("model*.safetensors")), *models, *predictions, *others]
-    return f"{folder}: {', '.join(written)}." * bool(written)
+    settings = json.loads((folder / "config.json").read_text(encoding="utf-8")) if has_model else {}
+    written = [*["model"] * has_model, *models, *predictions, *others]
+    imports, expression = how_to_use(settings, str(folder))
+    if models:
+        start = f"hf-deberta classify --model_name_or_path {folder / models[0]}"
+        command = f"{start} --train_file ROWS.csv --output_dir CLASSIFIER"
+    elif expression:
+        command = f"python -c '{'; '.join([*imports, f'print({expression})'])}'"
+    else:
+        command = f"{script} --model_name_or_path {folder} --do_predict --test_file ROWS.jsonl --output_dir PREDICTIONS"
+    has_command = bool(models) or has_model
+    return f"{folder}: {', '.join(written)}." * bool(written) + f" Try: {command}" * has_command

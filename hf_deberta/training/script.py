@@ -76,7 +76,7 @@ def run_script(
                 gc.collect()  # what uses the process group is freed before the group ends
                 PartialState().wait_for_everyone()
                 PartialState().destroy_process_group()
-            if last_line := describe_output(args.output_folder):
+            if last_line := describe_output(args.output_folder, Path(sys.argv[0]).name):
                 logger.info(f"\n{last_line}")
             return result
 
