@@ -20,7 +20,7 @@ from transformers.utils import logging
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, code_hash, read_table, warn_of_shared_files
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.graphed_steps import wants_graphs
+from hf_deberta.training.graphed_steps import has_graphs, wants_graphs
 from hf_deberta.training.run_identity import RunArguments
 
 SPLITS = ("train", "validation", "test")
@@ -101,7 +101,7 @@ class DataArguments:
     def padding_options(self, length: int, args: RunArguments) -> dict[str, Any]:
         """Keyword arguments of Transformers' data collators."""
         multiple = self.pad_to_multiple_of
-        if multiple is None and wants_graphs(args):
+        if multiple is None and has_graphs(args.device) and wants_graphs(args):
             multiple = 64
         return {
             "padding": "max_length" if self.pad_to_max_length else "longest",

@@ -214,8 +214,8 @@ def has_graphs(device: torch.device) -> bool:
 
 
 def wants_graphs(args: TrainingArguments) -> bool:
-    """Return whether graphs are requested, on a GPU; arguments without `cuda_graphs` request them by their Trainer."""
-    return has_graphs(args.device) and getattr(args, "cuda_graphs", "true") == "true"
+    """Return whether graphs are requested; arguments without `cuda_graphs` request them by their Trainer's class."""
+    return getattr(args, "cuda_graphs", "true") == "true"
 
 
 def first_cause(error: BaseException) -> str:
@@ -282,7 +282,7 @@ class GraphedStepsMixin(RealTokensMixin):
         super().__init__(*args, **kwargs)
         self.graphed: dict[Hashable, GraphedSteps] = {}
         is_requested, reason = wants_graphs(self.args), self.reason_against_graphs()
-        self.uses_graphs = is_requested and reason is None
+        self.uses_graphs = is_requested and reason is None and has_graphs(self.args.device)
         if is_requested and reason is not None:
             logger.warning_once(f"steps run without CUDA graphs: {reason}")
         if self.uses_graphs and isinstance(self.data_collator, CountingCollator):
@@ -291,6 +291,7 @@ class GraphedStepsMixin(RealTokensMixin):
     def reason_against_graphs(self) -> str | None:
         """Return what in this trainer a graph would leave out, or None."""
         reasons = {
+            "there is no GPU": hasattr(self.args, "cuda_graphs") and not has_graphs(self.args.device),
             "there are several GPUs": self.args.world_size > 1 or self.args.n_gpu > 1,
             "DeepSpeed or FSDP computes the gradients": self.is_deepspeed_enabled or self.is_fsdp_enabled,
             "--torch_compile": self.args.torch_compile,
