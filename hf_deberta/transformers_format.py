@@ -18,7 +18,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers import DebertaConfig, DebertaV2Config, PreTrainedConfig, PreTrainedModel
 
 import hf_deberta.model
-from hf_deberta.model.pretrained_model import fuse_qkv
+from hf_deberta.model.pretrained_model import AUTO_MAP, fuse_qkv
 
 # fields that Transformers' classes do not have; attention_head_size they have, but cannot read as None
 FIELDS_WITHOUT_IN_TREE_EQUIVALENT = (
@@ -108,6 +108,12 @@ def _is_v1(config: PreTrainedConfig) -> bool:
 def _check_exportable(model: PreTrainedModel) -> None:
     """Raise ValueError if Transformers' classes cannot express the model."""
     check_no_adapters(model)
+    kind = type(model)
+    if f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}" not in AUTO_MAP.values():
+        raise ValueError(
+            f"Transformers has no class like {kind.__name__}, which is not of this package; export its encoder "
+            "(model.deberta), or a model of the class that it derives from"
+        )
     if "p2p" in model.config.pos_att_type:
         raise ValueError("Transformers' DeBERTa classes have no p2p term, so a model with it cannot be exported")
     if hasattr(model, "proj"):

@@ -60,7 +60,7 @@ def test_the_page_shows_lines_of_the_output(capsys):
     shown = lines_of(textwrap.dedent(page.partition("$ hf-deberta inspect v3-base\n")[2].partition("## Convert")[0]))
     main(["inspect", "v3-base"])
     printed = lines_of(capsys.readouterr().out)
-    assert len(shown) == 3
+    assert len(shown) == 5
     assert shown.items() <= printed.items()
 
 

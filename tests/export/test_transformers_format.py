@@ -90,3 +90,13 @@ def test_v1_with_key_biases_is_exported_as_v2(tmp_path):
         with torch.no_grad():
             states = plain(**inputs).last_hidden_state
             torch.testing.assert_close(states, model(**inputs).last_hidden_state, atol=1e-5, rtol=0)
+
+
+def test_classes_of_somebody_else_are_refused(tmp_path):
+    class OwnHead(hf_deberta.HfDebertaForSequenceClassification):
+        """Its pooling would be lost."""
+
+    model = OwnHead(hf_deberta.HfDebertaConfig.from_preset("tiny"))
+    with pytest.raises(ValueError, match=r"no class like OwnHead.*model\.deberta"):
+        export_to_transformers(model, tmp_path / "out")
+    export_to_transformers(model.deberta, tmp_path / "encoder")
