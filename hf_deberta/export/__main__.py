@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import transformers
 
-import hf_deberta
+from hf_deberta.commands.any_checkpoint import MODEL_HELP, load_checkpoint
 from hf_deberta.export import to_onnx, to_openvino
 
 FORMATS = {"onnx": to_onnx, "openvino": to_openvino}
@@ -24,7 +24,7 @@ PACKED = ('"attention_mask": mask', '"cu_seq_lens_q": boundaries')
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m hf_deberta.export", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--model", required=True, help="folder with a saved model, or its name on the Hub")
+    parser.add_argument("--model", required=True, help=MODEL_HELP)
     parser.add_argument("--to", required=True, choices=FORMATS, help="the runtime's format")
     parser.add_argument("--output", required=True, type=Path, help="file to write: NAME.onnx or NAME.xml")
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="type of the weights")
@@ -35,8 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names operators of torchvision, which we do not use
     warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)` is deprecated", FutureWarning)  # by PyTorch
     try:
-        architecture = model_class(args.model, args.architecture)
-        model = architecture.from_pretrained(args.model, dtype=torch.float32, trust_remote_code=False)
+        model = load_checkpoint(args.model, args.architecture)
         print(f"Writing {args.output}: {model.num_parameters():,} parameters, which may take a minute", flush=True)
         file = FORMATS[args.to](model, args.output, packed=args.packed, dtype=DTYPES[args.dtype])
     except (ImportError, OSError, ValueError) as error:
@@ -50,21 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
     call = HOW_TO_RUN[args.to].format(file=file)
     print(f"Wrote {file}, {size / 1e6:,.0f} MB. Run it: {call.replace(*PACKED) if args.packed else call}")
     return 0
-
-
-def model_class(folder: str, name: str | None = None) -> type[hf_deberta.HfDebertaPreTrainedModel]:
-    """The class of hf_deberta with this name; by default that of the head which the checkpoint was saved with.
-
-    Transformers' own classes have heads of the same names: DebertaV2ForTokenClassification.
-    """
-    if name is None:
-        saved, _ = transformers.PretrainedConfig.get_config_dict(folder)
-        (name,) = saved.get("architectures") or ["HfDebertaModel"]
-        name = "HfDeberta" + name.removeprefix("Hf").removeprefix("Deberta").removeprefix("V2")
-    architecture = getattr(hf_deberta, name, None)
-    if not (isinstance(architecture, type) and issubclass(architecture, hf_deberta.HfDebertaPreTrainedModel)):
-        raise ValueError(f"there is no head {name} in hf_deberta; pass --architecture HfDebertaModel or another class")
-    return architecture
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Files of ONNX and OpenVINO give the model's outputs in their runtimes, for any batch size and length."""
 
-import json
 import re
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from export_cases import (
 )
 
 from hf_deberta.export import onnx_file, to_onnx, to_openvino
-from hf_deberta.export.__main__ import main, model_class
+from hf_deberta.export.__main__ import main
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -153,24 +152,6 @@ def test_a_failed_export_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         to_onnx(make_model("HfDebertaModel"), file)
     assert file.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
-
-
-@pytest.mark.parametrize(
-    "saved, expected",
-    [
-        ("DebertaForSequenceClassification", "HfDebertaForSequenceClassification"),
-        ("DebertaV2ForMaskedLM", "HfDebertaForMaskedLM"),
-        ("DebertaV2Model", "HfDebertaModel"),
-        ("HfDebertaForEntityChoice", "HfDebertaForEntityChoice"),
-        (None, "HfDebertaModel"),
-    ],
-)
-def test_the_command_takes_the_head_of_the_checkpoint(saved, expected, tmp_path):
-    fields = {"model_type": "deberta-v2"} | ({"architectures": [saved]} if saved else {})
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    assert model_class(str(tmp_path)).__name__ == expected
-    with pytest.raises(ValueError, match="pass --architecture"):
-        model_class(str(tmp_path), "HfDebertaForPoetry")
 
 
 @pytest.mark.slow
