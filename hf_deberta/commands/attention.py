@@ -9,7 +9,7 @@ from hf_deberta.commands.any_checkpoint import CHECKPOINT_ERRORS, MODEL_HELP, lo
 from hf_deberta.pretraining.released_generator import WEIGHTS, load_released_generator
 from hf_deberta.training.errors import input_errors
 from hf_deberta.visualize import attention_page
-from hf_deberta.visualize.candidates import missing_candidates
+from hf_deberta.visualize.page import missing_candidates
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

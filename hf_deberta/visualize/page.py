@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import torch
 
-from hf_deberta import HfDebertaForMaskedLM
+from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
 from hf_deberta.model.relative_position import TERMS
 from hf_deberta.training.json_files import atomic_write
 
-from .candidates import mask_candidates, missing_candidates
-from .scores import TITLES, encoder_of, scores_of_layers, tokenize
+from .scores import TITLES, encoder_of, scores_of_layers, token_name, tokenize
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MAX_PAGE_MB = 40
+CANDIDATES = 8  # per [MASK]
 HIDDEN = -(2**15)  # in the page's int16 values: a pair that the attention mask hides
 
 
@@ -73,3 +73,44 @@ def _encode(values: torch.Tensor) -> dict[str, Any]:
     step = float(values.nan_to_num().abs().max()) / (2**15 - 1) or 1.0
     integers = (values.double() / step).round().nan_to_num(HIDDEN).cpu().numpy().astype("<i2")
     return {"step": step, "base64": base64.b64encode(integers.tobytes()).decode()}
+
+
+def missing_candidates(model: torch.nn.Module) -> str | None:
+    """Say that this model has no candidates for [MASK], and which checkpoint has; None if it has them."""
+    if isinstance(model, HfDebertaForMaskedLM) and not isinstance(model, HfDebertaForCausalLM):
+        return None
+    return (
+        f"{type(model).__name__} has no masked-language head, and so no candidates for [MASK]. These have: "
+        "microsoft/deberta-base and others of v1 and v2, models of hf-deberta mlm, and generators of v3 (pass "
+        "--generator for a release that includes it, or the folder `generator` of hf-deberta rtd)."
+    )
+
+
+@torch.no_grad()
+def mask_candidates(
+    model: HfDebertaForMaskedLM, tokenizer: Any, inputs: dict[str, torch.Tensor], output: Any
+) -> list[dict[str, Any]]:
+    """The best tokens at each [MASK], with and without the decoder, of a masked-language model.
+
+    Without the decoder, the logits are those of the ordinary last layer, as if `emd_steps` were 0, from the same
+    weights.
+    """
+    variants = {"masked-language model": output.logits[0]}
+    if model.config.uses_mask_decoder:
+        without = model.lm_predictions.lm_head(output.hidden_states[-1])
+        variants = {"with the mask decoder": output.logits[0], "without (last layer only)": without[0]}
+    masks = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten().tolist()
+    return [
+        {
+            "position": position,
+            "candidates": {name: _best(logits[position], tokenizer) for name, logits in variants.items()},
+        }
+        for position in masks
+    ]
+
+
+def _best(logits: torch.Tensor, tokenizer: Any) -> list[tuple[str, float]]:
+    """The tokens with the highest probability."""
+    best = logits.float().softmax(-1).topk(min(CANDIDATES, len(logits)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [(token_name(tokenizer, token), round(probability, 4)) for token, probability in pairs]
