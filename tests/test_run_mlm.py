@@ -187,6 +187,7 @@ BAD_INPUT = {
         ([], "give one of --model_name_or_path, --config_preset, --config_name, not none"),
         (["--config_preset", "tiny", "--config_name", "x"], "not --config_preset and --config_name"),
         (["--config_preset", "tiny"], "a new model needs a tokenizer"),
+        (["--model_name_or_path", "x", "--train_tokenizer", 300], "a vocabulary that a trained model does not have"),
         (["--config_preset", "huge"], "unknown preset 'huge': choose one of v1-base, v1-large"),
         ([*TINY, "--config_overrides", "hidden=3"], "unknown field hidden; HfDebertaConfig documents"),
         ([*TINY, "--config_overrides", "emd_steps"], "name=value,name=value, but has 'emd_steps'"),
@@ -210,7 +211,7 @@ BAD_INPUT = {
         ([*TINY, "--push_to_hub"], "--push_to_hub uploads one model, but this script writes two"),
         ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more and finite, not -1"),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
-        ([*TINY, "--do_train", "false"], "random weights: give --discriminator_name_or_path"),
+        ([*TINY, "--do_train", "false"], "with random weights: name a checkpoint"),
         ([*PAIR, "--generator_layers", 2], "--generator_layers is for a new generator, but g has its layers"),
     ],
 }

@@ -18,14 +18,11 @@ Train an autoregressive model on a dataset of the Hub:
 Repeat the command to resume an interrupted run. Flags are named as in Transformers' run_mlm.py.
 """
 
-import os
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from textwrap import shorten
 from typing import Literal
 
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
@@ -34,16 +31,13 @@ from hf_deberta.pretraining.arguments import (
     NewModelArguments,
     PretrainingArguments,
     check_model_fits,
-    choose_flags,
-    make_rows,
-    require_trained_model,
+    prepare,
+    run_pretraining,
 )
-from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
+from hf_deberta.pretraining.corpus import CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
-from hf_deberta.pretraining.packing import RowCollator
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.script import run_script
 
 logger = logging.get_logger(__name__)
 
@@ -75,19 +69,21 @@ class ModelArguments(NewModelArguments):
             raise InputError("--perplexity_stride is for models that predict the next token: add --objective causal")
 
     @property
+    def checkpoint(self) -> str | None:
+        return self.model_name_or_path
+
+    @property
     def new_model(self) -> bool:
         return self.from_scratch or self.model_name_or_path is None
 
+    def make_config(self, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
+        config = self.new_config(tokenizer, length) if self.new_model else self.load_config(str(self.checkpoint))
+        check_model_fits(config, tokenizer, length, causal=self.objective != "mlm")
+        return config
+
 
 def main() -> None:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    argument_classes = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
-    run_script(
-        argument_classes,
-        lambda *arguments: make_trainer(*arguments).train_and_evaluate(),
-        partial(choose_flags, objective="mlm"),
-        __doc__,
-    )
+    run_pretraining("mlm", ModelArguments, MaskingArguments, make_trainer, __doc__)
 
 
 def make_trainer(
@@ -102,39 +98,15 @@ def make_trainer(
             f"--perplexity_stride must be at least 1 and below --max_seq_length, {corpus_args.max_seq_length}, not "
             f"{stride}: each window keeps some context"
         )
-    require_trained_model(training_args, model_args.new_model, "--model_name_or_path, without --from_scratch")
-    set_seed(training_args.seed)
-    folder, checkpoint = Path(str(training_args.output_dir)), model_args.model_name_or_path
-    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
-        corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)
-        tokenizer = model_args.make_tokenizer(corpus, folder, checkpoint, model_args.new_model)
-        config = make_config(model_args, tokenizer, corpus_args.max_seq_length)
-        check_model_fits(config, tokenizer, corpus_args.max_seq_length, causal=model_args.objective != "mlm")
-        masking = None if model_args.objective == "causal" else masking_args.make_masking(tokenizer)
-        rows = make_rows(corpus, tokenizer, masking, training_args)
+    masking = None if model_args.objective == "causal" else masking_args
+    corpus, config, options = prepare(model_args, corpus_args, masking, training_args)
     evaluated = {"eval": "validation", "test": "test"}
-    sizes = {name: corpus.text_size(split) for name, split in evaluated.items() if stride and split in rows}
+    sizes = {name: corpus.text_size(split) for name, split in evaluated.items() if stride and split in corpus.splits}
     model = make_model(model_args, config, training_args.do_train)
     logger.info(f"{model.num_parameters():,} parameters")
     return LanguageModelTrainer(
-        model=model,
-        args=training_args,
-        data_collator=RowCollator(tokenizer.pad_token_id),
-        train_dataset=rows["train"],
-        eval_dataset=rows.get("validation"),
-        test_dataset=rows.get("test"),
-        processing_class=tokenizer,
-        objective=model_args.objective,
-        perplexity_stride=stride,
-        text_sizes=sizes,
-        card_fields={**corpus_args.card_fields(), "base": None if model_args.new_model else checkpoint},
+        model=model, objective=model_args.objective, perplexity_stride=stride, text_sizes=sizes, **options
     )
-
-
-def make_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
-    if args.new_model:
-        return args.new_config(tokenizer, length, args.model_name_or_path)
-    return args.load_config(str(args.model_name_or_path))
 
 
 def make_model(

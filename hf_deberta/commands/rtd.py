@@ -19,13 +19,10 @@ Writes two ordinary checkpoints: OUTPUT_DIR/discriminator, the model to fine-tun
 masked-language model. Repeat the command to resume an interrupted run.
 """
 
-import os
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.pretraining.arguments import (
@@ -34,18 +31,15 @@ from hf_deberta.pretraining.arguments import (
     NewModelArguments,
     PretrainingArguments,
     check_model_fits,
-    choose_flags,
-    make_rows,
-    require_trained_model,
+    prepare,
+    run_pretraining,
 )
-from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
-from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.pretraining.corpus import CorpusArguments
 from hf_deberta.pretraining.released_generator import released_generator_config
-from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, with_fewer_layers
 from hf_deberta.pretraining.rtd_trainer import RtdTrainer
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.script import run_script
 
 logger = logging.get_logger(__name__)
 
@@ -84,8 +78,25 @@ class PairArguments(NewModelArguments):
             )
 
     @property
-    def new_model(self) -> bool:
-        return self.discriminator_name_or_path is None
+    def checkpoint(self) -> str | None:
+        return self.discriminator_name_or_path
+
+    def make_config(self, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaRtdConfig:
+        with input_errors("", *LOADING_ERRORS):
+            if self.checkpoint is None:
+                discriminator = self.new_config(tokenizer, length)
+                generator = with_fewer_layers(discriminator, self.generator_layers)
+            else:
+                discriminator = self.load_config(self.checkpoint)
+                options = {**self.config_fields(), **self.hub_options()}
+                generator = (
+                    self.load_config(self.generator_name_or_path)
+                    if self.generator_name_or_path
+                    else released_generator_config(self.checkpoint, **options)
+                )
+            config = HfDebertaRtdConfig(generator=generator, discriminator=discriminator, **self.pair_fields())
+        check_model_fits(generator, tokenizer, length)
+        return config
 
     def pair_fields(self) -> dict[str, Any]:
         """Fields of `HfDebertaRtdConfig`."""
@@ -102,14 +113,7 @@ class RtdMaskingArguments(MaskingArguments):
 
 
 def main() -> None:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    argument_classes = (PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments)
-    run_script(
-        argument_classes,
-        lambda *arguments: make_trainer(*arguments).train_and_evaluate(),
-        partial(choose_flags, objective="rtd"),
-        __doc__,
-    )
+    run_pretraining("rtd", PairArguments, RtdMaskingArguments, make_trainer, __doc__)
 
 
 def make_trainer(
@@ -128,45 +132,13 @@ def make_trainer(
             "--save_format transformers: Transformers has no class with the discriminator's head; leave it out here, "
             "and give it when you fine-tune OUTPUT_DIR/discriminator"
         )
-    require_trained_model(training_args, pair_args.new_model, "--discriminator_name_or_path")
-    set_seed(training_args.seed)
-    folder, checkpoint = Path(str(training_args.output_dir)), pair_args.discriminator_name_or_path
-    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
-        corpus = Corpus(corpus_args, pair_args.cache_dir, pair_args.token)
-        tokenizer = pair_args.make_tokenizer(corpus, folder, checkpoint, pair_args.new_model)
-        config = make_config(pair_args, tokenizer, corpus_args.max_seq_length)
-        check_model_fits(config.models()[0], tokenizer, corpus_args.max_seq_length)
-        rows = make_rows(corpus, tokenizer, masking_args.make_masking(tokenizer), training_args)
+    _, config, options = prepare(pair_args, corpus_args, masking_args, training_args)
     pair = make_pair(pair_args, config)
     logger.info(
         f"parameters: generator {pair.generator.num_parameters():,}, "
         f"discriminator {pair.discriminator.num_parameters():,}. loss = lm_loss + {config.rtd_weight:g} x rtd_loss"
     )
-    return RtdTrainer(
-        model=pair,
-        args=training_args,
-        data_collator=RowCollator(tokenizer.pad_token_id),
-        train_dataset=rows["train"],
-        eval_dataset=rows.get("validation"),
-        test_dataset=rows.get("test"),
-        processing_class=tokenizer,
-        decoupled=pair_args.decoupled,
-        card_fields={**corpus_args.card_fields(), "base": checkpoint},
-    )
-
-
-def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaRtdConfig:
-    with input_errors("", *LOADING_ERRORS):
-        if args.discriminator_name_or_path is None:
-            config = args.new_config(tokenizer, length)
-            return HfDebertaRtdConfig.from_discriminator(config, args.generator_layers, **args.pair_fields())
-        discriminator = args.load_config(args.discriminator_name_or_path)
-        if args.generator_name_or_path is None:
-            options = {**args.config_fields(), **args.hub_options()}
-            generator = released_generator_config(args.discriminator_name_or_path, **options)
-        else:
-            generator = args.load_config(args.generator_name_or_path)
-        return HfDebertaRtdConfig(generator=generator, discriminator=discriminator, **args.pair_fields())
+    return RtdTrainer(model=pair, decoupled=pair_args.decoupled, **options)
 
 
 def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRtdPretraining:

@@ -1,27 +1,30 @@
 """Flags that the pretraining scripts share, and the tokenizer, configuration and rows made from them."""
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments, set_seed
 from transformers.utils import logging
 
 from hf_deberta import PRESETS, HfDebertaConfig
-from hf_deberta.pretraining.corpus import Corpus
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import TokenRows, check_rows
+from hf_deberta.pretraining.packing import RowCollator, TokenRows, check_rows
 from hf_deberta.pretraining.recipes import DEFAULT_ROWS, PUBLISHED, Recipe, find_recipe, parse_name
+from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.processes import number_of_devices
 from hf_deberta.training.run_identity import RunArguments
-from hf_deberta.training.script import as_words, used_and_changed
+from hf_deberta.training.script import as_words, run_script, used_and_changed
 
 logger = logging.get_logger(__name__)
 
@@ -48,6 +51,20 @@ class NewModelArguments:
             with input_errors("", ValueError):  # an unknown preset
                 HfDebertaConfig.from_preset(self.config_preset)
 
+    @property
+    def checkpoint(self) -> str | None:
+        """Name or folder of the checkpoint whose tokenizer and configuration are used."""
+        return None
+
+    @property
+    def new_model(self) -> bool:
+        """Whether weights start at random."""
+        return self.checkpoint is None
+
+    def make_config(self, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
+        """Return the configuration for rows of this length; raise an InputError if they do not fit."""
+        raise NotImplementedError
+
     def hub_options(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained`."""
         return {
@@ -62,17 +79,18 @@ class NewModelArguments:
         emd_steps = {} if self.emd_steps is None else {"emd_steps": self.emd_steps}
         return emd_steps | parse_overrides(self.config_overrides)
 
-    def new_config(self, tokenizer: PreTrainedTokenizerBase, length: int, name: str | None = None) -> HfDebertaConfig:
-        """Make the configuration of a new model: of `config_preset`, of checkpoint `name`, or of `config_name`.
+    def new_config(self, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
+        """Make the configuration of a new model: of `config_preset`, of the checkpoint, or of `config_name`.
 
         The vocabulary size is the tokenizer's.
         """
         fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **self.config_fields()}
-        with input_errors(name or self.config_name or "", *LOADING_ERRORS):
+        name = self.checkpoint or self.config_name or ""
+        with input_errors(name, *LOADING_ERRORS):
             if self.config_preset is not None:
                 fields.setdefault("max_position_embeddings", max(512, length))
                 return HfDebertaConfig.from_preset(self.config_preset, **fields)
-            return HfDebertaConfig.from_pretrained(str(name or self.config_name), **fields, **self.hub_options())
+            return HfDebertaConfig.from_pretrained(name, **fields, **self.hub_options())
 
     def load_config(self, name: str) -> HfDebertaConfig:
         """Load the configuration of checkpoint `name`, with the fields that flags change."""
@@ -89,17 +107,15 @@ class NewModelArguments:
             )
         return config
 
-    def make_tokenizer(
-        self, corpus: Corpus, folder: Path, checkpoint: str | None, new_model: bool
-    ) -> PreTrainedTokenizerBase:
+    def make_tokenizer(self, corpus: Corpus, folder: Path) -> PreTrainedTokenizerBase:
         """Train a tokenizer on the corpus, or load `tokenizer_name` or the tokenizer of the checkpoint."""
         if corpus.arguments.train_tokenizer is not None:
-            if not new_model:
+            if not self.new_model:
                 raise InputError(
-                    "--train_tokenizer makes a vocabulary that a trained model does not have: add --from_scratch"
+                    "--train_tokenizer makes a vocabulary that a trained model does not have: leave it out"
                 )
             return corpus.train_tokenizer(folder / "tokenizer", corpus.arguments.max_seq_length)
-        name = self.tokenizer_name or checkpoint or self.config_name
+        name = self.tokenizer_name or self.checkpoint or self.config_name
         if name is None:
             raise InputError(
                 "a new model needs a tokenizer: train one with --train_tokenizer 32000, or give --tokenizer_name"
@@ -175,12 +191,25 @@ class PretrainingArguments(RunArguments):
         super().__post_init__()
 
 
-def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace], objective: str) -> Namespace:
-    """Parse the command line again with the settings of --recipe as defaults, and log them with their source.
+def run_pretraining(
+    objective: str,
+    model_class: type[NewModelArguments],
+    masking_class: type[MaskingArguments],
+    make_trainer: Callable[..., PretrainingTrainer],
+    description: str,
+) -> None:
+    """Train and evaluate what a command line says; `objective` selects the recipes: "mlm" or "rtd"."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    run_script(
+        (model_class, CorpusArguments, masking_class, PretrainingArguments),
+        lambda *arguments: make_trainer(*arguments).train_and_evaluate(),
+        partial(choose_flags, objective=objective),
+        description,
+    )
 
-    Args:
-        objective: "mlm" or "rtd", which selects the recipes.
-    """
+
+def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace], objective: str) -> Namespace:
+    """Parse the command line again with the settings of --recipe as defaults, and log them with their source."""
     if flags.recipe == "none":
         return flags
     source, model = parse_name(flags.recipe)
@@ -222,14 +251,6 @@ def describe_recipe(recipe: Recipe, settings: dict[str, Any], flags: Namespace, 
     return message
 
 
-def require_trained_model(training_args: TrainingArguments, new_model: bool, flags: str) -> None:
-    """Refuse to evaluate a new model without training it. `flags` are those that name a trained model."""
-    if new_model and not training_args.do_train:
-        raise InputError(
-            f"--do_train false evaluates a trained model, but this one would be new, with random weights: give {flags}"
-        )
-
-
 def check_model_fits(
     config: HfDebertaConfig, tokenizer: PreTrainedTokenizerBase, length: int, causal: bool = False
 ) -> None:
@@ -252,6 +273,46 @@ def check_model_fits(
             f"the convolution (conv_kernel_size={config.conv_kernel_size}) looks at the next token, which a causal or "
             "joint objective must not: add --config_overrides conv_kernel_size=0, or use --objective mlm"
         )
+
+
+def prepare(
+    model_args: NewModelArguments,
+    corpus_args: CorpusArguments,
+    masking_args: MaskingArguments | None,  # None for causal models
+    training_args: PretrainingArguments,
+) -> tuple[Corpus, Any, dict[str, Any]]:
+    """Return the corpus, the configuration of the model, and keyword arguments of its trainer.
+
+    The main process makes tokenizer and token files; the others wait, and read them.
+    """
+    if model_args.new_model and not training_args.do_train:
+        raise InputError(
+            "--do_train false evaluates a trained model, but this one would be new, with random weights: name a "
+            "checkpoint"
+        )
+    set_seed(training_args.seed)
+    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
+        corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)
+        tokenizer = model_args.make_tokenizer(corpus, training_args.output_folder)
+        config = model_args.make_config(tokenizer, corpus_args.max_seq_length)
+        masking = None if masking_args is None else masking_args.make_masking(tokenizer)
+        rows = make_rows(corpus, tokenizer, masking, training_args)
+    return (
+        corpus,
+        config,
+        {
+            "args": training_args,
+            "data_collator": RowCollator(tokenizer.pad_token_id),
+            "train_dataset": rows["train"],
+            "eval_dataset": rows.get("validation"),
+            "test_dataset": rows.get("test"),
+            "processing_class": tokenizer,
+            "card_fields": {
+                **corpus_args.card_fields(),
+                "base": None if model_args.new_model else model_args.checkpoint,
+            },
+        },
+    )
 
 
 def make_rows(

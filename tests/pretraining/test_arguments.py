@@ -39,13 +39,6 @@ def test_model_that_fits():
     check_model_fits(relative, TOKENIZER, 1000, causal=True)  # it has no absolute positions
 
 
-def test_a_new_vocabulary_needs_a_new_model(tmp_path):
-    (tmp_path / "corpus.txt").write_text("\n".join(LINES), encoding="utf-8")
-    corpus = Corpus(CorpusArguments(train_file=[str(tmp_path / "corpus.txt")], train_tokenizer=300))
-    with pytest.raises(InputError, match="add --from_scratch"):
-        NewModelArguments().make_tokenizer(corpus, tmp_path, "trained", new_model=False)
-
-
 def test_overwrite_cache_tokenizes_in_one_process(tmp_path):
     """The other processes read what it wrote."""
     (tmp_path / "corpus.txt").write_text("\n".join(LINES), encoding="utf-8")
