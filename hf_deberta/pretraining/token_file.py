@@ -60,8 +60,7 @@ class TokenFile:
         if not (Path(folder) / "about.json").exists():
             return None
         token_file = cls.read(folder)
-        # older fingerprints have no hash of the files behind the other
-        if token_file.about.get("fingerprint") not in (fingerprint, fingerprint.partition(" ")[0]):
+        if token_file.about.get("fingerprint") != fingerprint:
             return None
         if token_file.ends[-1] != len(token_file.tokens) or (np.diff(token_file.ends, prepend=0) <= 0).any():
             raise InputError(f"{folder} is damaged: documents end at wrong places; {WAY_OUT}")

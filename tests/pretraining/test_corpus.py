@@ -130,16 +130,6 @@ def test_a_file_that_is_replaced_and_keeps_its_time(tokenizer, tmp_path, kind, s
         assert tokenizer.decode(corpus.token_file("train", tokenizer, tmp_path / "tokens").document(0)) == text
 
 
-def test_token_files_of_before_are_reused(text_file, tokenizer, tmp_path, monkeypatch):
-    """Their fingerprints had no hashes of the files."""
-    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
-    path = tmp_path / "tokens" / "train" / "about.json"
-    about = corpus.token_file("train", tokenizer, tmp_path / "tokens").about
-    path.write_text(json.dumps(about | {"fingerprint": about["fingerprint"].split()[0]}))
-    monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
-    corpus.token_file("train", tokenizer, tmp_path / "tokens")
-
-
 @pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
 def test_texts_are_those_of_the_file(tmp_path, streaming):
     """Dates stay texts; other columns may differ from file to file; a file without the column of the text is named."""
