@@ -47,12 +47,8 @@ class SharedEmbedding(nn.Module):
         """The generator's table [V, h], for callers that need its device, dtype or shape. See also `table`."""
         return self.shared.weight
 
-    @property
-    def padding_idx(self) -> int | None:
-        return self.shared.padding_idx
-
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return functional.embedding(ids, self.weight, self.padding_idx)
+        return functional.embedding(ids, self.weight, self.shared.padding_idx)
 
     @torch.no_grad()
     def table(self) -> torch.Tensor:
@@ -76,7 +72,7 @@ class GradientDisentangledEmbedding(SharedEmbedding):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         # Two lookups are cheaper than adding two tables [V, h] in each step.
-        return super().forward(ids) + functional.embedding(ids, self.delta, self.padding_idx)
+        return super().forward(ids) + functional.embedding(ids, self.delta, self.shared.padding_idx)
 
     @torch.no_grad()
     def table(self) -> torch.Tensor:

@@ -224,7 +224,12 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             num_items_in_batch: masked tokens and real tokens of the whole optimization batch, counted by `RtdTrainer`.
             max_predictions_per_row: the generator's, see `HfDebertaForMaskedLM`.
         """
-        labels = self._require_inputs(input_ids, labels, replaced_ids, only)
+        if labels is None:
+            raise ValueError("labels are missing: the original ids of masked tokens, and -100 elsewhere")
+        check_tensors(input_ids=input_ids, labels=labels, replaced_ids=replaced_ids)
+        for name, ids in (("labels", labels), ("replaced_ids", replaced_ids)):
+            if ids is not None and ids.shape != input_ids.shape:
+                raise ValueError(f"{name} must be [B, N] = {tuple(input_ids.shape)}, not {tuple(ids.shape)}")
         masked_items, real_items = (None, None) if num_items_in_batch is None else num_items_in_batch.flatten()
         masked, real = masked_and_real_tokens(input_ids, labels, attention_mask, self.config.pad_token_id)
         layout: dict[str, Any] = {
@@ -279,26 +284,6 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             labelled_first = (outputs.labels == IGNORED).int().argsort(stable=True)
             best, samples = best[labelled_first], None if samples is None else samples[labelled_first]
         return outputs.loss, best, samples
-
-    def _require_inputs(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor | None,
-        replaced_ids: torch.Tensor | None,
-        only: str | None,
-    ) -> torch.Tensor:
-        """Return the labels. Raise a ValueError for inputs that do not fit together."""
-        if only not in (None, *MODELS):
-            raise ValueError(f"only must be None, {' or '.join(map(repr, MODELS))}, not {only!r}")
-        if labels is None:
-            raise ValueError("labels are missing: the original ids of masked tokens, and -100 elsewhere")
-        if only == "discriminator" and replaced_ids is None:
-            raise ValueError("only='discriminator' needs replaced_ids, which the generator's pass returns")
-        check_tensors(input_ids=input_ids, labels=labels, replaced_ids=replaced_ids)
-        for name, ids in (("labels", labels), ("replaced_ids", replaced_ids)):
-            if ids is not None and ids.shape != input_ids.shape:
-                raise ValueError(f"{name} must be [B, N] = {tuple(input_ids.shape)}, not {tuple(ids.shape)}")
-        return labels
 
     # ---- two ordinary checkpoints --------------------------------------------------------------------------------
 
