@@ -188,7 +188,7 @@ BAD_INPUT = {
         (["--config_preset", "tiny", "--config_name", "x"], "not --config_preset and --config_name"),
         (["--config_preset", "tiny"], "a new model needs a tokenizer"),
         (["--model_name_or_path", "x", "--train_tokenizer", 300], "a vocabulary that a trained model does not have"),
-        (["--config_preset", "huge"], "unknown preset 'huge': choose one of v1-base, v1-large"),
+        (["--config_preset", "huge"], "invalid choice: 'huge' (choose from 'v1-base', "),
         ([*TINY, "--config_overrides", "hidden=3"], "unknown field hidden; HfDebertaConfig documents"),
         ([*TINY, "--config_overrides", "emd_steps"], "name=value,name=value, but has 'emd_steps'"),
         ([*TINY, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1 is not supported"),

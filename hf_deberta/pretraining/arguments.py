@@ -36,7 +36,7 @@ LOADING_ERRORS = (OSError, ValueError, StrictDataclassError)
 class NewModelArguments:
     """A new model, its tokenizer, and options of downloads."""
 
-    config_preset: str | None = flag(None, f"Train a new model of a published size: {', '.join(PRESETS)}.")
+    config_preset: str | None = flag(None, "Train a new model of a published size.", choices=list(PRESETS))
     config_name: str | None = flag(None, "Train a new model with this configuration.")
     config_overrides: str | None = flag(None, "Change fields of the configuration: 'hidden_size=256,pos_att_type=c2p'.")
     emd_steps: int | None = flag(None, "Steps of the enhanced mask decoder; 0 trains without it.")
@@ -47,9 +47,6 @@ class NewModelArguments:
 
     def __post_init__(self) -> None:
         self.config_fields()  # report misspelt fields at once
-        if self.config_preset is not None:
-            with input_errors("", ValueError):  # an unknown preset
-                HfDebertaConfig.from_preset(self.config_preset)
 
     @property
     def checkpoint(self) -> str | None:
@@ -178,16 +175,9 @@ class PretrainingArguments(RunArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.label_smoothing_factor != 0:
-            raise InputError(
-                f"--label_smoothing_factor {self.label_smoothing_factor:g} is not supported in pretraining: leave it "
-                "out"
-            )
-        if self.train_sampling_strategy != "random":
-            raise InputError(
-                f"--train_sampling_strategy {self.train_sampling_strategy} is not supported in pretraining: rows are "
-                "shuffled by --seed (or --data_seed) and epoch; leave it out"
-            )
+        for name in ("label_smoothing_factor", "train_sampling_strategy"):
+            if (value := getattr(self, name)) != getattr(TrainingArguments, name):
+                raise InputError(f"{as_words(name, value)} is not supported in pretraining: leave it out")
         super().__post_init__()
 
 
