@@ -113,9 +113,7 @@ class Corpus:
     token: str | None = None  # for private datasets of the Hub
 
     def __post_init__(self) -> None:
-        self.splits = self._load()
-
-    def _load(self) -> dict[str, Documents]:
+        """Load the splits."""
         args = self.arguments
         splits: dict[str, Documents] = {}
         needs_validation = args.validation_file is None and args.validation_split_percentage > 0
@@ -137,7 +135,7 @@ class Corpus:
                 with input_errors(self.source(split)):
                     require_columns(documents, [args.text_column], split, COLUMN_HINT)
         limits = {"train": args.max_train_samples, **dict.fromkeys(EVALUATION_SPLITS, args.max_eval_samples)}
-        return {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
+        self.splits = {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
 
     def _split_off_validation(self, train: Documents) -> dict[str, Documents]:
         """Take the last documents for validation."""
