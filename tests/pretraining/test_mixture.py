@@ -84,11 +84,6 @@ def test_repeated_documents_are_not_evaluated():
     assert Counter(text.split()[1] for text in validation) == {"a": 50, "b": 50}  # 5 % of each
 
 
-def test_each_document_once():
-    _, counts = read("big::1", "small::1", stopping_strategy="all_exhausted_without_replacement")
-    assert counts == {"big": 3000, "small": 1000}
-
-
 def test_splits_to_evaluate_on(caplog):
     corpus, _ = read("big", "small")
     assert {split: len(rows) for split, rows in corpus.splits.items() if split != "train"} == {

@@ -17,16 +17,7 @@ IDS = torch.randint(1, 128, (23,), generator=torch.Generator().manual_seed(0))
 MODELS = {
     "ours": lambda: tiny_model(HfDebertaForCausalLM, conv_kernel_size=0),
     "ours, absolute input": lambda: tiny_model(HfDebertaForCausalLM, conv_kernel_size=0, position_biased_input=True),
-    "GPT-2": lambda: gpt2(),
 }
-
-
-def gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=128, bos_token_id=1, eos_token_id=2, **sizes)).double()
 
 
 def by_hand(model, ids, length, stride):
@@ -41,9 +32,7 @@ def by_hand(model, ids, length, stride):
     return losses, scored
 
 
-@pytest.mark.parametrize(
-    "length, stride", [(8, 3), (8, 8), (8, 7), (8, 1), (5, 5), (11, 11), (23, 4), (30, 30), (2, 1)]
-)
+@pytest.mark.parametrize("length, stride", [(8, 3), (8, 8), (8, 1), (11, 11), (23, 4), (30, 30), (2, 1)])
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_it_is_that_of_single_tokens(name, length, stride):
@@ -66,7 +55,7 @@ def test_it_leaves_the_model_as_it_was():
 @pytest.mark.parametrize("stride", [0, 9])
 def test_a_stride_that_leaves_tokens_out(stride):
     with pytest.raises(ValueError, match=f"from 1 to the length of a window, 8, not {stride}"):
-        strided_loss(gpt2(), IDS, 8, stride)
+        strided_loss(tiny_model(HfDebertaForCausalLM, conv_kernel_size=0), IDS, 8, stride)
 
 
 @pytest.mark.parametrize("stride", [1, 5, 8])

@@ -62,17 +62,6 @@ def test_two_writers_at_once(tmp_path, stale, same):
     assert [path.name for path in folder.parent.iterdir()] == ["train"]
 
 
-def test_another_writer_finishes_at_the_last_moment(tmp_path, monkeypatch):
-    write_token_file(tmp_path / "tokens", [[1]], 10, "a")
-    monkeypatch.setattr(TokenFile, "read_if_same", lambda *_: None)
-    replace = token_file.os.replace
-    monkeypatch.setattr(
-        token_file.os, "replace", lambda *paths: replace(*paths) if paths[1].name != "tokens.old" else None
-    )
-    assert write_token_file(tmp_path / "tokens", [[1]], 10, "a").document(0).tolist() == [1]
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
-
-
 @pytest.mark.parametrize("code", [errno.ENOTEMPTY, errno.EEXIST, errno.EACCES])  # the last on Windows
 def test_rename_to_an_existing_folder(tmp_path, monkeypatch, code):
     (tmp_path / "taken").mkdir()
