@@ -44,56 +44,44 @@ def test_evaluation_is_the_mean_over_tokens(tmp_path, objective):
         assert metrics[f"eval_{prefix}perplexity"] == pytest.approx(math.exp(loss / number), rel=1e-4)
 
 
-def test_a_stable_rate_falls_in_the_last_tenth(tmp_path):
-    """By 1 - sqrt, without a number of steps; --lr_scheduler_kwargs gives another."""
-    schedule = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 2, "learning_rate": 1.0}
-    linear = {"decay_type": "linear"}
-    for kwargs, last in ((None, 18), (linear, 18), ({"num_decay_steps": 8, **linear}, 12)):
-        run = trainer(tmp_path, "mlm", **schedule, lr_scheduler_kwargs=kwargs)
-        run.create_optimizer_and_scheduler(20)
-        rates = [run.lr_scheduler.lr_lambdas[0](step) for step in range(21)]
-        assert rates[:3] == [0, 0.5, 1] and set(rates[2 : last + 1]) == {1}
-        fall = [step / (20 - last) for step in range(1, 21 - last)]
-        expected = [1 - (part if kwargs else part**0.5) for part in fall]
-        assert rates[last + 1 :] == pytest.approx(expected)
-    run = trainer(tmp_path, "mlm", **{**schedule, "warmup_steps": 19})
-    run.create_optimizer_and_scheduler(20)
-    assert [run.lr_scheduler.lr_lambdas[0](step) for step in (18, 19, 20)] == pytest.approx([18 / 19, 1, 0])
+FALL = [1 - (step / 2) ** 0.5 for step in (0, 1, 2)]
+LINEAR = {"num_decay_steps": 4, "decay_type": "linear"}
 
 
-@pytest.mark.parametrize("kwargs, last", [(None, 0.1), ({"min_lr_rate": 0.3}, 0.3)])
-def test_a_cosine_with_a_smallest_rate_falls_to_a_tenth(tmp_path, kwargs, last):
-    schedule = {"lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": 2, "lr_scheduler_kwargs": kwargs}
+@pytest.mark.parametrize(
+    ("name", "warmup", "kwargs", "expected"),
+    [
+        ("warmup_stable_decay", 2, None, {1: 0.5, 2: 1, **dict(zip((18, 19, 20), FALL, strict=True))}),
+        ("warmup_stable_decay", 2, LINEAR, {2: 1, 16: 1, 17: 0.75, 20: 0}),
+        ("warmup_stable_decay", 19, None, {18: 18 / 19, 19: 1, 20: 0}),
+        ("cosine_with_min_lr", 2, None, {2: 1, 11: 0.55, 20: 0.1}),
+        ("cosine_with_min_lr", 2, {"min_lr_rate": 0.3}, {2: 1, 11: 0.65, 20: 0.3}),
+    ],
+)
+def test_schedules_that_need_settings(tmp_path, name, warmup, kwargs, expected):
+    """In the last tenth of the steps by 1 - sqrt, or to a tenth; --lr_scheduler_kwargs gives another."""
+    schedule = {"lr_scheduler_type": name, "warmup_steps": warmup, "lr_scheduler_kwargs": kwargs}
     run = trainer(tmp_path, "mlm", **schedule)
     run.create_optimizer_and_scheduler(20)
-    rates = [run.lr_scheduler.lr_lambdas[0](step) for step in (2, 11, 20)]
-    assert rates == pytest.approx([1, (1 + last) / 2, last]) and run.args.lr_scheduler_kwargs == kwargs
+    rates = {step: run.lr_scheduler.lr_lambdas[0](step) for step in expected}
+    assert rates == pytest.approx(expected) and run.args.lr_scheduler_kwargs == kwargs
 
 
-def test_joint_loss_is_the_sum_of_both(tmp_path):
-    run = trainer(tmp_path, "joint")
+@pytest.mark.parametrize("pack", [True, False])
+def test_joint_loss_is_the_sum_of_both(tmp_path, pack):
+    run = trainer(tmp_path, "joint", pack=pack)
     batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])
     batch["input_ids"][0, (batch["labels"][0] != -100).nonzero()[0]] = 0  # --masking official draws [PAD], too
     passes = run.inputs_per_loss(batch)
     masked, causal = passes["masked"], passes["causal"]
     assert (causal["input_ids"] != 4).all() and (masked["input_ids"] == 4).any()
-    assert (causal["labels"][causal["position_ids"] == 0] == -100).all()
-    assert (causal["labels"] != -100).equal((causal["position_ids"] > 0) & (causal["input_ids"] != 0))
+    first = causal["position_ids"] == 0 if pack else torch.arange(causal["labels"].shape[1]) == 0
+    assert (causal["labels"] != -100).equal(~first & (causal["input_ids"] != 0))
     losses = [run.model(**given).loss for given in passes.values()]
     items = run._get_num_items_in_batch([batch], torch.device("cpu"))
     assert items.tolist() == [(masked["labels"] != -100).sum(), (causal["labels"] != -100).sum()]
-    assert run.compute_loss(run.model, batch, num_items_in_batch=items).item() == pytest.approx(
-        sum(losses).item(), rel=1e-5
-    )
-
-
-def test_a_joint_loss_counts_the_tokens_that_it_predicts(tmp_path):
-    """Also where Trainer counts the first token of a row, as older releases do."""
-    run = trainer(tmp_path, "joint", pack=False)
-    run._loss_shifts_labels = False
-    batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])
-    predicted = [(predicted_labels(*given) != -100).sum() for given in run.inputs_per_loss(batch).items()]
-    assert run._get_num_items_in_batch([batch], torch.device("cpu")).tolist() == predicted
+    loss = run.compute_loss(run.model, batch, num_items_in_batch=items)
+    assert loss.item() == pytest.approx(sum(losses).item(), rel=1e-5)
 
 
 def test_every_row_once_an_epoch_with_new_masks(tmp_path):
@@ -112,34 +100,22 @@ def test_every_row_once_an_epoch_with_new_masks(tmp_path):
         assert not torch.equal(seen[0].sort(0).values, seen[1].sort(0).values)
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path, caplog):
-    fields = {"max_steps": -1, "num_train_epochs": 0.2, "per_device_train_batch_size": 2}
-    fields |= {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+def test_files_that_a_kill_kept_from_being_written(tmp_path, caplog):
+    """The model of a finished run comes from the last checkpoint, bit for bit."""
+    fields = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    names = ("model.safetensors", "README.md", "trainer_state.json", "train_results.json")
 
-    def run() -> None:
+    def run() -> dict[str, bytes]:
         trainer(tmp_path, "mlm", arguments_class=PretrainingArguments, **fields).train_and_evaluate()
+        return {name: (tmp_path / name).read_bytes() for name in names}
 
-    run()
-    names = ["model.safetensors", "README.md", "train_results.json", "trainer_state.json"]
-    before = {name: (tmp_path / name).read_bytes() for name in names}
-    checkpoints = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
-    message = "it is finished: nothing is trained"
-    assert checkpoints and message not in caplog.text
-    (tmp_path / "eval_results.json").unlink()
-    run()
-    assert caplog.text.count(message) == 1 and (tmp_path / "eval_results.json").exists()
-    assert before == {name: (tmp_path / name).read_bytes() for name in names}
-    for name in ("model.safetensors", "README.md", "trainer_state.json"):  # killed before they were written
+    before = run()
+    for name in names[:3]:
         (tmp_path / name).unlink()
-    run()
-    for name in ("model.safetensors", "train_results.json"):
-        assert (tmp_path / name).read_bytes() == before[name]
-    assert "## Training" in (tmp_path / "README.md").read_text() and (tmp_path / "trainer_state.json").exists()
-    assert checkpoints == sorted(path.name for path in tmp_path.glob("checkpoint-*"))
-    (tmp_path / "model.safetensors").write_bytes(before["model.safetensors"][:-1] + b"x")
-    run()
-    assert "is damaged (model.safetensors has another checksum than when it was written)" in caplog.text
-    assert (tmp_path / "model.safetensors").read_bytes() == before["model.safetensors"]
+    after = run()
+    assert "nothing is trained" not in caplog.text and b"## Training" in after["README.md"]
+    assert all(after[name] == before[name] for name in ("model.safetensors", "train_results.json"))
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
 
 
 class StopAt(TrainerCallback):
@@ -243,18 +219,6 @@ def test_speed_counts_real_tokens(tmp_path, monkeypatch):
     )
     (entry,) = logged(run)
     assert entry["tokens_per_second"] > 0 and 0 < entry["mfu"] < 1.5
-
-
-def test_the_peak_is_that_of_all_gpus_of_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer_module, "peak_operations", lambda device: 1e10)
-    run = trainer(tmp_path, "mlm", bf16=True)
-    run.operations = lambda tokens, predicted: 4e10
-    run.meter.read_and_reset = lambda: (10.0, torch.tensor([100, 15]))
-    shares = []
-    for gpus in (0, 1, 2):
-        monkeypatch.setattr(TrainingArguments, "n_gpu", gpus)
-        shares.append(run.throughput()["mfu"])
-    assert shares == [0.4, 0.4, 0.2]
 
 
 @pytest.mark.slow
