@@ -23,6 +23,20 @@ LINES = [" ".join(RNG.choices(" ".join(WORDS).split(), k=RNG.randrange(1, 30))) 
 QUOTES = ['"not closed', "and on", 'said "so"']  # in a tsv these marks are text
 
 
+mapped_or_streamed = pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+
+
+def corpus_of(*files: object, **fields) -> Corpus:
+    """Return the documents of files, of which none is split off for validation by default."""
+    fields = {"validation_split_percentage": 0, **fields}
+    return Corpus(CorpusArguments(train_file=[str(file) for file in files], **fields))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_tokenizer(LINES, 300, "bpe")
@@ -54,29 +68,25 @@ def write(tmp_path, kind: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+@mapped_or_streamed
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "txt.gz"])
 def test_file_types(tmp_path, kind, streaming):
     column = "text" if kind == "txt.gz" else "content"
-    args = CorpusArguments(
-        train_file=[write(tmp_path, kind)], text_column=column, streaming=streaming, validation_split_percentage=0
-    )
-    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES + (QUOTES if kind == "tsv" else [])
+    corpus = corpus_of(write(tmp_path, kind), text_column=column, streaming=streaming)
+    assert all_texts(corpus, "train") == LINES + (QUOTES if kind == "tsv" else [])
 
 
 def test_splits_and_limits(text_file, tmp_path, caplog):
-    corpus = Corpus(CorpusArguments(train_file=[text_file], validation_split_percentage=10), str(tmp_path / "cache"))
+    corpus = corpus_of(text_file, validation_split_percentage=10)
     train, validation = all_texts(corpus, "train"), all_texts(corpus, "validation")
     assert train + validation == LINES and 18 <= len(validation) <= 22 and not caplog.text
-    limits = CorpusArguments(
-        train_file=[text_file], validation_file=[text_file], max_train_samples=7, max_eval_samples=5
-    )
+    limits = {"validation_file": [text_file], "max_train_samples": 7, "max_eval_samples": 5}
     for streaming in (False, True):
-        corpus = Corpus(replace(limits, streaming=streaming), str(tmp_path / "cache"))
+        corpus = corpus_of(text_file, streaming=streaming, **limits)
         assert (all_texts(corpus, "train"), all_texts(corpus, "validation")) == (LINES[:7], LINES[:5])
     assert f"{text_file} is a training and a validation file" in caplog.text
     (tmp_path / "two.txt").write_text("one\ntwo\n")
-    corpus = Corpus(CorpusArguments(train_file=[str(tmp_path / "two.txt")]), str(tmp_path / "cache"))
+    corpus = corpus_of(tmp_path / "two.txt", validation_split_percentage=5)
     assert (all_texts(corpus, "train"), all_texts(corpus, "validation")) == (["one"], ["two"])
 
 
@@ -84,12 +94,11 @@ def test_documents_of_a_text_file(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("one\ntwo\n\nthree\n", encoding="utf-8")
     for unit, expected in {"line": 3, "paragraph": 2, "document": 1}.items():
-        args = CorpusArguments(train_file=[str(path)], sample_by=unit, validation_split_percentage=0)
-        assert len(all_texts(Corpus(args, str(tmp_path / "cache")), "train")) == expected
+        assert len(all_texts(corpus_of(path, sample_by=unit), "train")) == expected
 
 
 def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog, monkeypatch):
-    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
+    corpus = corpus_of(text_file)
     first = corpus.token_file("train", tokenizer, tmp_path / "tokens")
     expected = list(encode(tokenizer, all_texts(corpus, "train")))
     assert [first.document(i).tolist() for i in range(len(first))] == expected
@@ -102,21 +111,21 @@ def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog, monkeypatc
     assert again.about["fingerprint"] != first.about["fingerprint"]
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+@mapped_or_streamed
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "tsv", "parquet"])
 def test_a_file_that_is_replaced_and_keeps_its_time(tokenizer, tmp_path, kind, streaming):
-    path, fields = tmp_path / f"a.{kind}", {"streaming": streaming, "validation_split_percentage": 0}
+    path = tmp_path / f"a.{kind}"
     for text in ("man walked", "boat waits", "boat waits for wind"):  # two have the same size
         if kind == "parquet":
             datasets.Dataset.from_dict({"text": [text]}).to_parquet(path)
         else:
             path.write_text({"txt": text, "jsonl": json.dumps({"text": text})}.get(kind, f"text\n{text}") + "\n")
         os.utime(path, (10**9, 10**9))
-        corpus = Corpus(CorpusArguments(train_file=[str(path)], **fields), str(tmp_path / "cache"))
-        assert tokenizer.decode(corpus.token_file("train", tokenizer, tmp_path / "tokens").document(0)) == text
+        tokens = corpus_of(path, streaming=streaming).token_file("train", tokenizer, tmp_path / "tokens")
+        assert tokenizer.decode(tokens.document(0)) == text
 
 
-@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+@mapped_or_streamed
 def test_texts_are_those_of_the_file(tmp_path, streaming):
     """Dates stay texts; other columns may differ from file to file; a file without the column of the text is named."""
     files = {
@@ -128,8 +137,7 @@ def test_texts_are_those_of_the_file(tmp_path, streaming):
         (tmp_path / name).write_bytes(content.encode())
 
     def texts(pattern: str) -> list[str]:
-        fields = {"streaming": streaming, "validation_split_percentage": 0}
-        return all_texts(Corpus(CorpusArguments(train_file=[str(tmp_path / pattern)], **fields)), "train")
+        return all_texts(corpus_of(tmp_path / pattern, streaming=streaming), "train")
 
     assert texts("*.csv") == ["2024-05-06T07:08:09Z", "007", "one\rtwo"]
     assert texts("*.jsonl") == ["2024-05-06T07:08:09Z", "007"]
@@ -142,13 +150,12 @@ def test_texts_are_those_of_the_file(tmp_path, streaming):
             texts(f"*{name[1:]}")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@mapped_or_streamed
 def test_progress_is_shown(text_file, tokenizer, tmp_path, capsys, streaming):
     """Also in scripts, which hide the bars of loading; with the remaining time unless the documents are a stream."""
     logging.disable_progress_bar()
     datasets.enable_progress_bars()
-    arguments = CorpusArguments(train_file=[text_file], streaming=streaming, validation_split_percentage=0)
-    corpus = Corpus(arguments, str(tmp_path / "cache"))
+    corpus = corpus_of(text_file, streaming=streaming)
     capsys.readouterr()
     corpus.token_file("train", tokenizer, tmp_path / "tokens")
     shown = capsys.readouterr().err.split("\r")[-1]
@@ -158,7 +165,7 @@ def test_progress_is_shown(text_file, tokenizer, tmp_path, capsys, streaming):
 
 
 def test_fingerprint_ignores_truncation_and_padding(text_file, tmp_path):
-    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
+    corpus = corpus_of(text_file)
     tokenizer = train_tokenizer(LINES, 300, "bpe")
     plain = corpus.fingerprint("train", tokenizer)
     tokenizer.backend_tokenizer.enable_truncation(5)
@@ -169,7 +176,7 @@ def test_fingerprint_ignores_truncation_and_padding(text_file, tmp_path):
 
 
 def test_a_tokenizer_written_in_python(text_file, tmp_path):
-    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
+    corpus = corpus_of(text_file)
     first = corpus.token_file("train", ByT5Tokenizer(), tmp_path / "tokens")
     assert first.document(0).tolist() == ByT5Tokenizer()(LINES[0], add_special_tokens=False)["input_ids"]
     assert corpus.fingerprint("train", ByT5Tokenizer()) == first.about["fingerprint"]
@@ -183,7 +190,7 @@ def test_changed_data_set_is_tokenized_again(tokenizer, tmp_path):
         (tmp_path / "data" / "train.txt").write_text(text, encoding="utf-8")
         args = CorpusArguments(dataset_name=[str(tmp_path / "data")], max_train_samples=1)
         for _ in range(2):
-            corpus = Corpus(args, str(tmp_path / "cache"))
+            corpus = Corpus(args)
             train = corpus.token_file("train", tokenizer, tmp_path / "tokens")
             assert tokenizer.decode(train.document(0)) == text.splitlines()[0]
             fingerprints.append([train.about["fingerprint"], corpus.fingerprint("validation", tokenizer)])
@@ -208,7 +215,7 @@ def test_the_token_goes_to_the_hub(monkeypatch):
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "trained_with.json"])
 def test_a_damaged_trained_tokenizer(text_file, tmp_path, name):
-    corpus = Corpus(CorpusArguments(train_file=[text_file], train_tokenizer=300, tokenizer_type="bpe"))
+    corpus = corpus_of(text_file, train_tokenizer=300, tokenizer_type="bpe")
     corpus.train_tokenizer(tmp_path / "tokenizer", 64)
     content = (tmp_path / "tokenizer" / name).read_bytes()
     for damaged in (b"", b"[]", b"\xff", content[:-9]):
@@ -223,24 +230,21 @@ def test_a_damaged_trained_tokenizer(text_file, tmp_path, name):
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_tokenizer_is_trained_once(text_file, tmp_path, kind):
     size = 60 if kind == "unigram" else 300
-    args = CorpusArguments(train_file=[text_file], train_tokenizer=size, tokenizer_type=kind)
-    corpus = Corpus(args, str(tmp_path / "cache"))
+    corpus = corpus_of(text_file, train_tokenizer=size, tokenizer_type=kind)
     trained = corpus.train_tokenizer(tmp_path / "tokenizer", 64)
     assert len(trained) <= size and trained.model_max_length == 64
     assert corpus.train_tokenizer(tmp_path / "tokenizer", 64).get_vocab() == trained.get_vocab()
-    corpus.arguments = replace(args, train_tokenizer=size + 1)
-    with pytest.raises(InputError, match=f"trained with --train_tokenizer {size}: "):
-        corpus.train_tokenizer(tmp_path / "tokenizer", 64)
-    other = "bpe" if kind == "unigram" else "unigram"
-    corpus.arguments = replace(args, tokenizer_type=other)
-    with pytest.raises(InputError, match=f"trained with --tokenizer_type {kind}: "):
-        corpus.train_tokenizer(tmp_path / "tokenizer", 64)
+    for changed, flag in (
+        ({"train_tokenizer": size + 1, "tokenizer_type": kind}, f"--train_tokenizer {size}"),
+        ({"train_tokenizer": size, "tokenizer_type": "other"}, f"--tokenizer_type {kind}"),
+    ):
+        with pytest.raises(InputError, match=f"trained with {flag}: "):
+            corpus_of(text_file, **changed).train_tokenizer(tmp_path / "tokenizer", 64)
     assert load_tokenizer(str(tmp_path / "tokenizer"))(LINES[0]) == trained(LINES[0])
 
 
 def test_two_processes_train_a_tokenizer(text_file, tmp_path, monkeypatch):
-    args = CorpusArguments(train_file=[text_file], train_tokenizer=300, tokenizer_type="bpe")
-    corpus, folder = Corpus(args, str(tmp_path / "cache")), tmp_path / "out" / "tokenizer"
+    corpus, folder = corpus_of(text_file, train_tokenizer=300, tokenizer_type="bpe"), tmp_path / "out" / "tokenizer"
 
     def slow(*arguments):
         monkeypatch.setattr("hf_deberta.pretraining.corpus.train_tokenizer", train_tokenizer)
@@ -271,9 +275,8 @@ def test_bad_arguments(arguments):
 def test_bad_text(tmp_path, tokenizer, content, message):
     path = tmp_path / "corpus.txt"
     path.write_bytes(content)
-    args = CorpusArguments(train_file=[str(path)])
     with pytest.raises(InputError, match=message):
-        Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
+        corpus_of(path, validation_split_percentage=5).token_file("train", tokenizer, tmp_path / "tokens")
     assert not (tmp_path / "tokens" / "train").exists()
 
 
@@ -281,8 +284,7 @@ def test_bad_text(tmp_path, tokenizer, content, message):
 def test_a_stream_that_is_not_utf8_is_named(tmp_path, tokenizer, trains_tokenizer):
     path = tmp_path / "corpus.txt"
     path.write_bytes("good\nStraße\n".encode("latin-1"))
-    fields = {"streaming": True, "validation_split_percentage": 0, "train_tokenizer": 300, "tokenizer_type": "bpe"}
-    corpus = Corpus(CorpusArguments(train_file=[str(path)], **fields), str(tmp_path / "cache"))
+    corpus = corpus_of(path, streaming=True, train_tokenizer=300, tokenizer_type="bpe")
     with pytest.raises(InputError, match=r"corpus\.txt, line 2: .* byte 0xdf"):
         if trains_tokenizer:
             corpus.train_tokenizer(tmp_path / "tokenizer", 64)
@@ -292,31 +294,41 @@ def test_a_stream_that_is_not_utf8_is_named(tmp_path, tokenizer, trains_tokenize
 
 def test_bad_files(tmp_path, text_file):
     with pytest.raises(InputError, match=r"no file matches .*nothing\*.txt"):
-        Corpus(CorpusArguments(train_file=[str(tmp_path / "nothing*.txt")]))
+        corpus_of(tmp_path / "nothing*.txt")
     tables = [write(tmp_path, "csv"), write(tmp_path, "tsv")]  # their columns are separated differently
     for files in ([text_file, write(tmp_path, "jsonl")], [__file__], tables):
         with pytest.raises(InputError, match="the same type"):
-            Corpus(CorpusArguments(train_file=files))
+            corpus_of(*files)
     with pytest.raises(InputError, match="a stream cannot be split"):
-        Corpus(CorpusArguments(train_file=[text_file], streaming=True), str(tmp_path / "cache"))
+        corpus_of(text_file, streaming=True, validation_split_percentage=5)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@mapped_or_streamed
 def test_files_without_rows(tmp_path, tokenizer, streaming):
     (tmp_path / "corpus.csv").write_text("text\n")
-    arguments = CorpusArguments(
-        train_file=[str(tmp_path / "corpus.csv")], streaming=streaming, validation_split_percentage=0
-    )
     with pytest.raises(InputError, match=r"^\S*corpus.csv: there are no rows$"):
-        Corpus(arguments, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
+        corpus = corpus_of(tmp_path / "corpus.csv", streaming=streaming)
+        corpus.token_file("train", tokenizer, tmp_path / "tokens")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@mapped_or_streamed
 def test_only_the_text_of_parquet_is_read(tmp_path, streaming):
     """Other columns may differ from file to file, as the metadata of datatrove do."""
     for shard, metadata in enumerate(({"url": "http://a"}, {"score": "high", "lang": {"name": "en"}}, None)):
         rows = [{"text": f"document {shard} {row}", "metadata": metadata} for row in range(3)]
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"000_{shard:05d}.parquet")
-    fields = {"streaming": streaming, "validation_split_percentage": 0}
-    corpus = Corpus(CorpusArguments(train_file=[str(tmp_path / "*.parquet")], **fields), str(tmp_path / "cache"))
+    corpus = corpus_of(tmp_path / "*.parquet", streaming=streaming)
     assert all_texts(corpus, "train") == [f"document {shard} {row}" for shard in range(3) for row in range(3)]
+
+
+def test_a_token_file_without_duplicates(tokenizer, tmp_path):
+    lines = ["the old man", "a quiet harbour", "the old man", "small boats", "the old man"]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
+    about = []
+    for deduplicate, expected in ((False, lines), (True, list(dict.fromkeys(lines)))):
+        corpus = corpus_of(tmp_path / "corpus.txt", deduplicate=deduplicate)
+        tokens = corpus.token_file("train", tokenizer, tmp_path / "tokens")
+        assert [tokenizer.decode(tokens.document(number)) for number in range(len(tokens))] == expected
+        about.append(tokens.about)
+    assert about[0]["fingerprint"] != about[1]["fingerprint"]
+    assert (about[1]["duplicates"], about[1]["duplicate_characters"], about[1]["documents"]) == (2, 22, 3)
