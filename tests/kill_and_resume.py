@@ -2,9 +2,13 @@
 
     python tests/kill_and_resume.py SCRIPT ...
 
-Reads one run per line from standard input, a JSON object: script, flags, and perhaps `delay` (seconds until it gets the
-signal `signal`), `checkpoint` (a folder: the signal comes as soon as it exists) and `limit` (size of the largest file
-that may be written). Answers with an object per line: status (negative: killed by this signal), seconds, and output.
+`Forks` starts this file. It reads one run per line from standard input, a JSON object: script, flags, and perhaps
+`delay` (seconds until it gets the signal `signal`), `checkpoint` (a folder: the signal comes as soon as it exists) and
+`limit` (size of the largest file that may be written). It answers with an object per line: status (negative: killed by
+this signal), seconds, and output.
+
+>>> with Forks("run_glue.py") as forks:
+...     forks.run("run_glue.py", ["--output_dir", "out"], signal=signal.SIGKILL, delay=2.0)
 """
 
 import contextlib
@@ -13,6 +17,7 @@ import os
 import resource
 import runpy
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -22,6 +27,29 @@ from typing import Any
 import torch
 
 from hf_deberta_command import import_command
+
+
+class Forks:
+    """This file in a process of its own, which imports the scripts."""
+
+    def __init__(self, *scripts: str, **environment: str) -> None:
+        root = Path(__file__).parents[1]
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root), **environment}
+        command, pipe = [sys.executable, __file__, *scripts], subprocess.PIPE
+        self.process: Any = subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, text=True)
+        assert self.process.stdout.readline() == "ready\n"
+
+    def run(self, script: Path | str, flags: list[str], **order: Any) -> dict[str, Any]:
+        order = {"script": str(script), "flags": flags, **order}
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def __enter__(self) -> "Forks":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait(60)
 
 
 def fork(run: dict[str, Any], output: int) -> int:

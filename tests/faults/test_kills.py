@@ -20,6 +20,7 @@ import pytest
 import torch
 from example_rows import write_corpus
 from fault_cases import FULL, SEED, seeds
+from kill_and_resume import Forks
 from safetensors.torch import load_file
 
 from hf_deberta.demos import write_glue_demo, write_ner_demo, write_race_demo, write_squad_demo, write_superglue_demo
@@ -59,25 +60,16 @@ OF_THE_START = re.compile("runtime|per_second|preparation_time|train_loss|best_m
 NOT_COMPARED = ("run.json", "training_args.bin", "manifest.json", "train_results.json")
 
 
-class Runner:
-    """Starts scripts in `tests/kill_and_resume.py`, which imports them once."""
+class Runner(Forks):
+    """Runs scripts on rows of their own."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        settings = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
-        settings |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}
-        self.environment = {**os.environ, **settings}
-        command = [sys.executable, ROOT / "tests" / "kill_and_resume.py", *(ROOT / script for script in SCRIPTS)]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, text=True)
-        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+        quiet = {"TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+        super().__init__(*SCRIPTS, HF_DATASETS_CACHE=str(folder / "cache"), **quiet)
 
-    def run(self, script: str, out: Path, **order: Any) -> dict[str, Any]:
-        flags = [*self.flags(script), "--output_dir", str(out)]
-        order = {"script": str(ROOT / script), "flags": flags, **order}
-        assert self.process.stdin is not None and self.process.stdout is not None
-        print(json.dumps(order), file=self.process.stdin, flush=True)
-        return json.loads(self.process.stdout.readline())
+    def run_in(self, out: Path, script: str, **order: Any) -> dict[str, Any]:
+        return self.run(ROOT / script, [*self.flags(script), "--output_dir", str(out)], **order)
 
     @functools.cache  # noqa: B019
     def flags(self, script: str) -> list[str]:
@@ -102,7 +94,7 @@ class Runner:
     def whole(self, script: str) -> tuple[Path, float]:
         """Return the folder of an uninterrupted run, and its seconds."""
         out = self.folder / script / "out"
-        done = self.run(script, out)
+        done = self.run_in(out, script)
         assert done["status"] == 0, done["output"]
         assert (out / "checkpoint-8").exists() != (script == "run_glue.py")
         return out, done["seconds"]
@@ -110,10 +102,8 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    result = Runner(tmp_path_factory.mktemp("kills"))
-    yield result
-    result.process.kill()
-    result.process.wait(60)
+    with Runner(tmp_path_factory.mktemp("kills")) as runner:
+        yield runner
 
 
 def assert_nothing_half_written(out: Path, whole: Path) -> None:
@@ -162,7 +152,7 @@ def assert_same_result(out: Path, whole: Path) -> None:
 def check_end(runner: Runner, script: str, out: Path) -> None:
     """Start once more, and compare the result with that of the uninterrupted run."""
     whole, _ = runner.whole(script)
-    done = runner.run(script, out)
+    done = runner.run_in(out, script)
     assert done["status"] == 0, done["output"]
     assert_nothing_half_written(out, whole)
     assert_same_result(out, whole)
@@ -176,7 +166,7 @@ def test_killed_at_random_moments(runner, seed, tmp_path):
     checkpoint = out / f"checkpoint-{rng.choice((4, 6) if script == 'run_glue.py' else (2, 4, 6))}"  # patience: 1, 2
     order: dict[str, Any] = {"checkpoint": str(checkpoint)}
     for _ in range(12 if FULL else 3):
-        done = runner.run(script, out, signal=signal.SIGKILL, **order)
+        done = runner.run_in(out, script, signal=signal.SIGKILL, **order)
         if done["status"] == 0:
             break
         assert done["status"] == -signal.SIGKILL, done["output"]
@@ -194,7 +184,7 @@ def test_signals(runner, seed, tmp_path):
     number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[seed % 3]
     whole, seconds = runner.whole(script)
     delay = rng.uniform(0.1, 0.7) * seconds
-    done = runner.run(script, out, signal=number, delay=delay)
+    done = runner.run_in(out, script, signal=number, delay=delay)
     if done["status"] != 0:  # otherwise it ended before
         expected = -number if number == signal.SIGHUP else 128 + number
         assert done["status"] == expected and done["seconds"] < delay + 10, done["output"]
@@ -208,7 +198,7 @@ def test_signals(runner, seed, tmp_path):
 def test_sigterm_names_step_and_checkpoint(runner, tmp_path):
     """As Slurm and Kubernetes end a job."""
     out = tmp_path / "out"
-    done = runner.run("run_mlm.py", out, signal=signal.SIGTERM, checkpoint=str(out / "checkpoint-2"))
+    done = runner.run_in(out, "run_mlm.py", signal=signal.SIGTERM, checkpoint=str(out / "checkpoint-2"))
     message = (
         rf"run_mlm.py: Stopped by SIGTERM\. Step \d of 8 was done\. Repeat the command to resume from {out}/checkp"
     )
@@ -223,7 +213,7 @@ def test_full_disk(runner, seed, tmp_path):
     whole, _ = runner.whole(script)
     largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file())
     limit = int(2 ** rng.uniform(10, largest.bit_length()))
-    done = runner.run(script, out, limit=limit)
+    done = runner.run_in(out, script, limit=limit)
     assert done["status"] in (0, 1), done["output"]
     if done["status"]:
         assert_nothing_half_written(out, whole)

@@ -2,25 +2,21 @@
 
 import gzip
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 from example_rows import sentiment_rows
 from fault_cases import SEED, number_of_cases
+from kill_and_resume import Forks
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.text_files import csv_line
 
-ROOT = Path(__file__).parents[2]
 ROWS = [{"text": row["sentence"], "n": str(number)} for number, row in enumerate(sentiment_rows(30, seed=0))]
 SCRIPT = """
 import sys, hf_deberta.commands.score, hf_deberta.__main__
@@ -47,29 +43,20 @@ def write_inputs(folder: Path) -> list[str]:
 def test_killed_at_random_moments(tmp_path):
     """Files of three formats equal those of a run that was not killed, byte for byte."""
     flags, rng = write_inputs(tmp_path), random.Random(SEED)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, ROOT / "tests" / "kill_and_resume.py", "run_score.py"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as runner:
-        assert runner.stdout.readline() == "ready\n"
-
-        def start(output: Path, **order: Any) -> dict[str, Any]:
-            order |= {"script": f"{tmp_path}/run_score.py", "flags": [*flags, "--all_scores", "--output", str(output)]}
-            print(json.dumps(order), file=runner.stdin, flush=True)
-            return json.loads(runner.stdout.readline())
-
+    flags, script = [*flags, "--all_scores", "--output"], tmp_path / "run_score.py"
+    with Forks("run_score.py") as forks:
         whole, kills = tmp_path / "whole", 0
-        done = start(whole)
+        done = forks.run(script, [*flags, str(whole)])
         assert done["status"] == 0, done["output"]
         seconds = done["seconds"]
         while kills < number_of_cases(sample=20, full=200):
             output, status = tmp_path / f"{len([*tmp_path.iterdir()])}", -signal.SIGKILL
             while status == -signal.SIGKILL:
-                done = start(output, signal=signal.SIGKILL, delay=rng.uniform(0.3, 1) * seconds)
+                delay = rng.uniform(0.3, 1) * seconds
+                done = forks.run(script, [*flags, str(output)], signal=signal.SIGKILL, delay=delay)
                 status, kills = done["status"], kills + (done["status"] != 0)
             assert status == 0, done["output"]
             names = {path.name for path in output.iterdir()}
             assert names == {path.name for path in whole.iterdir()}
             for name in names:
                 assert (output / name).read_bytes() == (whole / name).read_bytes(), name
-        runner.stdin.close()

@@ -97,14 +97,3 @@ def test_copies_and_files(sharing, tmp_path):
             theirs.weight.add_(torch.randn_like(theirs.weight))
         assert not torch.allclose(other["discriminator"](**INPUTS).logits, expected)
     torch.testing.assert_close(models["discriminator"](**INPUTS).logits, expected)
-
-
-@pytest.mark.parametrize("sharing", ["gdes", "es"])
-def test_starts_on_the_meta_device(sharing):
-    state = pair(sharing).state_dict()
-    with torch.device("meta"):
-        models = pair(sharing)
-    assert all(p.is_meta for p in models.parameters())
-    models.load_state_dict(state, assign=True)
-    _, ours = tables(models, "word_embeddings")
-    assert not ours.weight.is_meta and not ours.table().is_meta
