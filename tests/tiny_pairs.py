@@ -1,8 +1,7 @@
 """Tiny pairs of generator and discriminator, rows to train them on, and their trainer."""
 
-import pytest
 import torch
-from numerics import assert_same_by_name, tiny_config, train_step
+from numerics import tiny_config, train_step
 from transformers import TrainingArguments
 
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
@@ -90,10 +89,3 @@ def run(trainer):
     trainer.train()
     logs = [{name: entry[name] for name in LOGGED} for entry in trainer.state.log_history if "loss" in entry]
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, logs
-
-
-def assert_same_runs(found, expected):
-    (parameters, logs), (others, other_logs) = found, expected
-    assert_same_by_name(parameters, others)
-    for ours, theirs in zip(logs, other_logs, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)

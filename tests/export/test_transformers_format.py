@@ -39,25 +39,31 @@ def test_export_of_a_mask_decoder_warns_and_keeps_its_weights(tmp_path):
     torch.testing.assert_close(states[real], expected[real], atol=1e-5, rtol=0)
 
 
-def test_question_answering_from_a_checkpoint_of_three_labels(tmp_path):
-    model = hf_deberta.HfDebertaForQuestionAnswering(hf_deberta.HfDebertaConfig.from_preset("tiny", num_labels=3))
-    export_to_transformers(model.eval(), tmp_path)
-    plain = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path).eval()
-    inputs = batch(lengths=(12, 12))
-    with torch.no_grad():
-        torch.testing.assert_close(model(**inputs).end_logits, plain(**inputs).end_logits, atol=1e-6, rtol=0)
+V1 = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"}
+EXPORTABLE = {
+    "spans of a checkpoint of three labels": ("ForQuestionAnswering", {"num_labels": 3}, "DebertaV2"),
+    "untied": ("ForMaskedLM", {"emd_steps": 0, "tie_word_embeddings": False}, "DebertaV2"),
+    "v1": ("Model", {**V1, "attention_key_bias": False}, "Deberta"),
+    "v1 with key biases": ("Model", {**V1, "attention_key_bias": True}, "DebertaV2"),
+}
 
 
-def test_untied_masked_lm_keeps_its_bias(tmp_path):
-    fields = {"emd_steps": 0, "tie_word_embeddings": False}
-    model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig.from_preset("tiny", **fields)).eval()
-    torch.nn.init.normal_(model.lm_predictions.lm_head.bias)
+@pytest.mark.parametrize("case", EXPORTABLE)
+def test_transformers_classes_compute_the_same(case, tmp_path):
+    name, fields, prefix = EXPORTABLE[case]
+    model = getattr(hf_deberta, f"HfDeberta{name}")(hf_deberta.HfDebertaConfig.from_preset("tiny", **fields)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)  # biases start at zero
     export_to_transformers(model, tmp_path)
-    plain, report = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    plain, report = getattr(transformers, f"{prefix}{name}").from_pretrained(tmp_path, output_loading_info=True)
     inputs = batch(lengths=(12, 12))
     with torch.no_grad():
-        torch.testing.assert_close(model(**inputs).logits, plain.eval()(**inputs).logits, atol=1e-5, rtol=0)
-    assert not report["missing_keys"]
+        expected, found = model(**inputs), plain.eval()(**inputs)
+    assert not report["missing_keys"] and transformers.AutoConfig.from_pretrained(tmp_path).architectures == [
+        type(plain).__name__
+    ]
+    for key in found.keys() & {"logits", "start_logits", "end_logits", "last_hidden_state"}:
+        torch.testing.assert_close(expected[key], found[key], atol=1e-5, rtol=0)
 
 
 NOT_EXPORTABLE = {
@@ -76,20 +82,6 @@ def test_model_that_transformers_cannot_express_is_an_error(case, tmp_path):
     with pytest.raises(ValueError, match="DebertaV2Model"):
         export_to_transformers(in_tree("v3", "Model"), tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
-
-
-def test_v1_with_key_biases_is_exported_as_v2(tmp_path):
-    fields = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"}
-    for bias in (True, False):
-        config = hf_deberta.HfDebertaConfig.from_preset("tiny", **fields, attention_key_bias=bias)
-        model = hf_deberta.HfDebertaModel(config).eval()
-        export_to_transformers(model, tmp_path / str(bias))
-        plain = transformers.AutoModel.from_pretrained(tmp_path / str(bias)).eval()
-        assert type(plain) is (transformers.DebertaV2Model if bias else transformers.DebertaModel)
-        inputs = batch(lengths=(12, 12))
-        with torch.no_grad():
-            states = plain(**inputs).last_hidden_state
-            torch.testing.assert_close(states, model(**inputs).last_hidden_state, atol=1e-5, rtol=0)
 
 
 def test_classes_of_somebody_else_are_refused(tmp_path):

@@ -20,7 +20,6 @@ from hf_deberta.training.errors import InputError
 WORDS = ("the old man walked slowly down to a quiet harbour", "where small boats wait for wind and friends")
 RNG = random.Random(0)
 LINES = [" ".join(RNG.choices(" ".join(WORDS).split(), k=RNG.randrange(1, 30))) for _ in range(200)]
-QUOTES = ['"not closed', "and on", 'said "so"']  # in a tsv these marks are text
 
 
 mapped_or_streamed = pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
@@ -53,29 +52,6 @@ def all_texts(corpus: Corpus, split: str) -> list[str]:
     return [text for batch in corpus.batches(split) for text in batch if text]
 
 
-def write(tmp_path, kind: str) -> str:
-    path = tmp_path / f"corpus.{kind}"
-    if kind == "jsonl":
-        path.write_text("".join(json.dumps({"content": line, "id": 1}) + "\n" for line in LINES), encoding="utf-8")
-    elif kind in ("csv", "tsv"):
-        comma = "," if kind == "csv" else "\t"
-        lines = LINES if kind == "csv" else [*LINES, *QUOTES]
-        path.write_text(f"id{comma}content\n" + "".join(f"1{comma}{line}\n" for line in lines), encoding="utf-8")
-    elif kind == "txt.gz":
-        path.write_bytes(gzip.compress("\n".join(LINES).encode()))
-    else:
-        datasets.Dataset.from_dict({"content": LINES}).to_parquet(path)
-    return str(path)
-
-
-@mapped_or_streamed
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "txt.gz"])
-def test_file_types(tmp_path, kind, streaming):
-    column = "text" if kind == "txt.gz" else "content"
-    corpus = corpus_of(write(tmp_path, kind), text_column=column, streaming=streaming)
-    assert all_texts(corpus, "train") == LINES + (QUOTES if kind == "tsv" else [])
-
-
 def test_splits_and_limits(text_file, tmp_path, caplog):
     corpus = corpus_of(text_file, validation_split_percentage=10)
     train, validation = all_texts(corpus, "train"), all_texts(corpus, "validation")
@@ -97,32 +73,36 @@ def test_documents_of_a_text_file(tmp_path):
         assert len(all_texts(corpus_of(path, sample_by=unit), "train")) == expected
 
 
-def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog, monkeypatch):
-    corpus = corpus_of(text_file)
+def test_token_file_is_reused(text_file, tmp_path, caplog, monkeypatch):
+    """Also if the tokenizer truncates and pads now, which does not change the token ids."""
+    corpus, tokenizer = corpus_of(text_file), train_tokenizer(LINES, 300, "bpe")
     first = corpus.token_file("train", tokenizer, tmp_path / "tokens")
     expected = list(encode(tokenizer, all_texts(corpus, "train")))
     assert [first.document(i).tolist() for i in range(len(first))] == expected
     monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
+    tokenizer.backend_tokenizer.enable_truncation(5)
+    tokenizer.backend_tokenizer.enable_padding()
     corpus.token_file("train", tokenizer, tmp_path / "tokens")
+    assert tokenizer.backend_tokenizer.truncation["max_length"] == 5  # unchanged for the caller
     monkeypatch.undo()
-    other = train_tokenizer(LINES, 280, "bpe")
-    again = corpus.token_file("train", other, tmp_path / "tokens")
+    again = corpus.token_file("train", train_tokenizer(LINES, 299, "bpe"), tmp_path / "tokens")
     assert "made from another text or tokenizer" in caplog.text
     assert again.about["fingerprint"] != first.about["fingerprint"]
 
 
 @mapped_or_streamed
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "tsv", "parquet"])
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "jsonl", "csv", "tsv", "parquet"])
 def test_a_file_that_is_replaced_and_keeps_its_time(tokenizer, tmp_path, kind, streaming):
-    path = tmp_path / f"a.{kind}"
+    path, column = tmp_path / f"a.{kind}", "text" if "txt" in kind else "content"
     for text in ("man walked", "boat waits", "boat waits for wind"):  # two have the same size
+        lines = {"txt": text, "txt.gz": text, "jsonl": json.dumps({column: text})}.get(kind, f"{column}\n{text}")
         if kind == "parquet":
-            datasets.Dataset.from_dict({"text": [text]}).to_parquet(path)
+            datasets.Dataset.from_dict({column: [text]}).to_parquet(path)
         else:
-            path.write_text({"txt": text, "jsonl": json.dumps({"text": text})}.get(kind, f"text\n{text}") + "\n")
+            path.write_bytes(gzip.compress(lines.encode(), mtime=0) if kind == "txt.gz" else lines.encode())
         os.utime(path, (10**9, 10**9))
-        tokens = corpus_of(path, streaming=streaming).token_file("train", tokenizer, tmp_path / "tokens")
-        assert tokenizer.decode(tokens.document(0)) == text
+        corpus = corpus_of(path, text_column=column, streaming=streaming)
+        assert tokenizer.decode(corpus.token_file("train", tokenizer, tmp_path / "tokens").document(0)) == text
 
 
 @mapped_or_streamed
@@ -162,17 +142,6 @@ def test_progress_is_shown(text_file, tokenizer, tmp_path, capsys, streaming):
     assert shown.startswith("tokenizing train: 202 documents" if streaming else "tokenizing train: 100%")
     assert streaming or "202/202" in shown
     assert "documents/s" in shown
-
-
-def test_fingerprint_ignores_truncation_and_padding(text_file, tmp_path):
-    corpus = corpus_of(text_file)
-    tokenizer = train_tokenizer(LINES, 300, "bpe")
-    plain = corpus.fingerprint("train", tokenizer)
-    tokenizer.backend_tokenizer.enable_truncation(5)
-    tokenizer.backend_tokenizer.enable_padding()
-    assert corpus.fingerprint("train", tokenizer) == plain
-    assert tokenizer.backend_tokenizer.truncation["max_length"] == 5  # unchanged for the caller
-    assert corpus.fingerprint("train", train_tokenizer(LINES, 299, "bpe")) != plain
 
 
 def test_a_tokenizer_written_in_python(text_file, tmp_path):
@@ -295,8 +264,10 @@ def test_a_stream_that_is_not_utf8_is_named(tmp_path, tokenizer, trains_tokenize
 def test_bad_files(tmp_path, text_file):
     with pytest.raises(InputError, match=r"no file matches .*nothing\*.txt"):
         corpus_of(tmp_path / "nothing*.txt")
-    tables = [write(tmp_path, "csv"), write(tmp_path, "tsv")]  # their columns are separated differently
-    for files in ([text_file, write(tmp_path, "jsonl")], [__file__], tables):
+    table, other = tmp_path / "a.csv", tmp_path / "a.tsv"  # their columns are separated differently
+    table.write_text("text\nx\n")
+    other.write_text("text\nx\n")
+    for files in ([text_file, table], [__file__], [table, other]):
         with pytest.raises(InputError, match="the same type"):
             corpus_of(*files)
     with pytest.raises(InputError, match="a stream cannot be split"):

@@ -106,16 +106,13 @@ def test_long_documents_are_cut():
 
 
 def test_mean_context_length():
-    assert TokenRows(corpus([8, 8]), TOKENIZER, 10, None).mean_context_length() == 10
-    assert TokenRows(corpus([3, 8]), TOKENIZER, 10, None).mean_context_length() == pytest.approx((25 + 100) / 15)
-
-
-def test_mean_context_length_of_documents_that_are_cut_in_two():
-    """A row has room for 6 + 2 tokens of the second document after 10 + 2 of the first."""
-    rows = TokenRows(corpus([10, 20, 5]), TOKENIZER, 22, None)
-    sizes = [len(piece) + 2 for row in range(len(rows)) for piece in rows.pieces(row)]
-    assert sizes == [12, 10, 14, 7]
-    assert rows.mean_context_length() == sum(size**2 for size in sizes) / sum(sizes)
+    """In the last case a row has room for 6 + 2 tokens of the second document after 10 + 2 of the first."""
+    for sizes, length, pieces in (
+        ([8, 8], 10, [10, 10]), ([3, 8], 10, [5, 10]), ([10, 20, 5], 22, [12, 10, 14, 7])
+    ):  # fmt: skip
+        rows = TokenRows(corpus(sizes), TOKENIZER, length, None)
+        assert [len(piece) + 2 for row in range(len(rows)) for piece in rows.pieces(row)] == pieces
+        assert rows.mean_context_length() == pytest.approx(sum(size**2 for size in pieces) / sum(pieces))
 
 
 def test_rows_need_special_tokens_and_a_minimum_length():

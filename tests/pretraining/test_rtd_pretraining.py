@@ -89,16 +89,6 @@ def test_the_generator_is_as_wide_and_half_as_deep(preset, layers):
     assert HfDebertaRtdConfig.from_discriminator(tiny_config(emd_steps=0)).generator.num_hidden_layers == 1
 
 
-def test_configuration_file_round_trip(tmp_path):
-    config = HfDebertaRtdConfig.from_discriminator(
-        tiny_config(pos_att_type=["c2p"]), embedding_sharing="es", rtd_weight=10, sampling_temperature=0.5
-    )
-    config.save_pretrained(tmp_path)
-    found = HfDebertaRtdConfig.from_pretrained(tmp_path)
-    assert {**found.to_dict(), "transformers_version": None} == {**config.to_dict(), "transformers_version": None}
-    assert isinstance(found.generator, HfDebertaConfig) and found.generator.pos_att_type == ["c2p"]
-
-
 def test_attention_backends_are_kept():
     discriminator = tiny_config(attn_implementation="eager")
     config = HfDebertaRtdConfig(discriminator=discriminator, generator=tiny_config(attn_implementation="sdpa"))
