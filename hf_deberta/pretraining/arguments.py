@@ -118,15 +118,7 @@ class NewModelArguments:
                 "a new model needs a tokenizer: train one with --train_tokenizer 32000, or give --tokenizer_name"
             )
         with input_errors(name, *LOADING_ERRORS):
-            try:
-                return load_tokenizer(name, **self.hub_options())
-            except ValueError as error:
-                if "trust_remote_code" not in str(error):
-                    raise
-                raise InputError(
-                    f"the tokenizer of {name} needs the code that lies beside it, which is never run here: name "
-                    "another with --tokenizer_name"
-                ) from error
+            return load_tokenizer(name, **self.hub_options())
 
 
 @dataclass

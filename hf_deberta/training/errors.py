@@ -98,7 +98,8 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
         if any(isinstance(step, HFValidationError) for step in (cause, cause.__cause__, cause.__context__)):
             message = f"there is no folder {where}"
         # Transformers' message names the argument of from_pretrained
-        message = message.replace("pass the argument `trust_remote_code=True`", "add --trust_remote_code")
+        way_out = "add --trust_remote_code, which fine-tuning has"
+        message = message.replace("pass the argument `trust_remote_code=True`", way_out)
         located = InputError(message if where in message else f"{where}: {message}")
         located.is_located = bool(where)
         raise located from error
