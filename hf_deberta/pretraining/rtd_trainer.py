@@ -163,18 +163,15 @@ class RtdTrainer(PretrainingTrainer):
             warmup = self.args.get_warmup_steps(self.state.max_steps)
             self.warned = self.state.global_step >= warmup + STEPS_BEFORE_WARNING
             if self.warned and self.is_world_process_zero():
-                logger.warning(self.advice(logs["replaced_found"]))
-
-    def advice(self, share: float) -> str:
-        """Return what to change in a run whose discriminator calls every token original."""
-        config = self.model.config
-        return (
-            f"At step {self.state.global_step:,} the discriminator finds {share:.1%} of the replaced tokens: it calls "
-            "nearly every token original, which is right for most. If that stays so, change one of these: "
-            f"--embedding_sharing gdes (now {config.embedding_sharing}), another --learning_rate (now "
-            f"{self.args.learning_rate:g}; small models need about 1e-3), a higher --rtd_weight (now "
-            f"{config.rtd_weight:g}), fewer --generator_layers, or for little text a smaller vocabulary"
-        )
+                config = self.model.config
+                logger.warning(
+                    f"At step {self.state.global_step:,} the discriminator finds {logs['replaced_found']:.1%} of the "
+                    "replaced tokens: it calls nearly every token original, which is right for most. If that stays so, "
+                    f"change one of these: --embedding_sharing gdes (now {config.embedding_sharing}), another "
+                    f"--learning_rate (now {self.args.learning_rate:g}; small models need about 1e-3), a higher "
+                    f"--rtd_weight (now {config.rtd_weight:g}), fewer --generator_layers, or for little text a smaller "
+                    "vocabulary"
+                )
 
     def _mean_statistics(self, training: bool) -> dict[str, float]:
         """Return means over the tokens of all processes since the last call."""
