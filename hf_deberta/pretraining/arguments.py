@@ -64,12 +64,8 @@ class NewModelArguments:
 
     def hub_options(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained`."""
-        return {
-            "cache_dir": self.cache_dir,
-            "revision": self.model_revision,
-            "token": self.token,
-            "trust_remote_code": False,  # code beside a checkpoint is never run
-        }
+        options = {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
+        return {**options, "trust_remote_code": False}  # code beside a checkpoint is never run
 
     def config_fields(self) -> dict[str, Any]:
         """Fields of the configuration that flags change."""
@@ -133,16 +129,8 @@ class MaskingArguments:
     whole_word_mask: bool = flag(True, "Mask whole words; false masks single tokens of a word.")
 
     def make_masking(self, tokenizer: PreTrainedTokenizerBase) -> Masking:
-        vocabulary = Vocabulary.from_tokenizer(tokenizer)
-        return Masking(
-            vocabulary,
-            self.mlm_probability,
-            self.max_ngram,
-            self.masking,
-            self.mask_prob,
-            self.random_prob,
-            self.whole_word_mask,
-        )
+        settings = (self.mlm_probability, self.max_ngram, self.masking, self.mask_prob, self.random_prob)
+        return Masking(Vocabulary.from_tokenizer(tokenizer), *settings, self.whole_word_mask)
 
 
 @dataclass

@@ -243,9 +243,10 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         losses: list[torch.Tensor] = []
         statistics: dict[str, torch.Tensor] = {}
         if only != "discriminator":
-            options = {**layout, "max_predictions_per_row": max_predictions_per_row}
-            targets, sample = labels.masked_fill(~masked, IGNORED), replaced_ids is None
-            lm_loss, best, sampled = self._run_generator(input_ids, targets, masked_items, options, sample)
+            temperature = self.config.sampling_temperature if replaced_ids is None else None
+            inputs = {"labels": labels.masked_fill(~masked, IGNORED), "num_items_in_batch": masked_items}
+            inputs |= {**layout, "input_ids": input_ids, "max_predictions_per_row": max_predictions_per_row}
+            lm_loss, best, sampled = self._run_generator(inputs, temperature)
             if sampled is not None:
                 replaced_ids = input_ids.masked_scatter(masked, sampled.to(input_ids.dtype))
             losses.append(lm_loss)
@@ -262,25 +263,18 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         return RtdOutput(cast(torch.Tensor, sum(losses)), lm_loss, rtd_loss, logits, replaced_ids, statistics)
 
     def _run_generator(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        items: torch.Tensor | None,
-        options: dict[str, Any],
-        sample: bool,
+        self, inputs: dict[str, Any], temperature: float | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return the loss, the most likely tokens [M] at masked positions, and sampled tokens [M] if `sample`.
+        """Return the loss, the most likely tokens [M] at masked positions, and, with a temperature, sampled tokens [M].
 
         With `max_predictions_per_row` these may be followed by tokens of other positions.
         """
-        temperature = self.config.sampling_temperature if sample else None
-        options |= {"sparse_prediction": True, "sampling_temperature": temperature}
-        outputs = self.generator(input_ids, labels=labels, num_items_in_batch=items, **options)
+        outputs = self.generator(**inputs, sparse_prediction=True, sampling_temperature=temperature)
         best, samples = outputs.predictions, outputs.samples
         if best is None:  # a compiled graph returns logits at all positions
-            logits = outputs.logits[labels != IGNORED]
+            logits = outputs.logits[inputs["labels"] != IGNORED]
             best, samples = logits.argmax(-1), sample_tokens(logits, temperature)
-        elif options["max_predictions_per_row"] is not None:
+        elif inputs["max_predictions_per_row"] is not None:
             labelled_first = (outputs.labels == IGNORED).int().argsort(stable=True)
             best, samples = best[labelled_first], None if samples is None else samples[labelled_first]
         return outputs.loss, best, samples

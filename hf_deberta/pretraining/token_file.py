@@ -106,12 +106,7 @@ def write_token_file(
                 ends.write(np.int64(total).tobytes())
         if count == 0:
             raise InputError(f"there is no text for {folder}: every document is empty")
-        about: dict[str, Any] = {
-            "fingerprint": fingerprint,
-            "dtype": np.dtype(dtype).name,
-            "tokens": total,
-            "documents": count,
-        }
+        about = {"fingerprint": fingerprint, "dtype": np.dtype(dtype).name, "tokens": total, "documents": count}
         about |= counts or {}
         (unfinished / "about.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
         if TokenFile.read_if_same(folder, fingerprint) is None:
