@@ -23,7 +23,6 @@ from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.visualize import (
     attention_page,
     attention_parts,
-    plot_attention,
     plot_position_table,
     position_norms,
 )
@@ -126,17 +125,6 @@ def test_errors_name_value_and_way_out(inputs):
         attention_parts(make_model().train(), inputs, 0)
     with pytest.raises(ValueError, match="no relative positions"):
         plot_position_table(make_model(relative_attention=False), 0)
-
-
-def test_plot_attention(tokenizer):
-    model = make_masked_lm(tokenizer)
-    figure = plot_attention(model, tokenizer, TEXT, layer=1, head=2)
-    parts = attention_parts(model, tokenizer(TEXT, return_tensors="pt"), 1)
-    panels = [axes for axes in figure.axes if axes.get_title()]
-    assert [axes.get_title() for axes in panels][:2] == ["content to content", "content to position"]
-    for axes, part in zip(panels, parts.values(), strict=True):
-        np.testing.assert_allclose(axes.images[0].get_array(), part[2], rtol=1e-6)
-    assert [label.get_text() for label in panels[0].get_xticklabels()][::3][:2] == ["[CLS]", "[MASK]"]
 
 
 @pytest.mark.parametrize("variant", ["v1", "v3"])

@@ -20,6 +20,10 @@ def test_documents_come_back(tmp_path, vocabulary, dtype):
     assert [read.document(i).tolist() for i in range(len(read))] == [d for d in documents if d]
     assert read.about == written.about
     assert read.about == {"fingerprint": "x", "dtype": dtype, "tokens": 104, "documents": 3}
+    same, other = (TokenFile.read_if_same(tmp_path / "tokens", fingerprint) for fingerprint in "xy")
+    assert same is not None and other is None
+    (tmp_path / "ordinary").mkdir()  # others may read the folder if the umask permits
+    assert (tmp_path / "tokens").stat().st_mode == (tmp_path / "ordinary").stat().st_mode
 
 
 def test_pickle_contains_the_folder_alone(tmp_path):
@@ -73,18 +77,6 @@ def test_rename_to_an_existing_folder(tmp_path, monkeypatch, code):
     token_file.rename_unless_taken(tmp_path / "unfinished", tmp_path / "taken")
     with pytest.raises(OSError, match="refused"):
         token_file.rename_unless_taken(tmp_path / "unfinished", tmp_path / "free")
-
-
-def test_read_if_same(tmp_path):
-    write_token_file(tmp_path / "tokens", [[1]], 10, "a")
-    assert TokenFile.read_if_same(tmp_path / "tokens", "a").document(0).tolist() == [1]
-    assert (
-        TokenFile.read_if_same(tmp_path / "tokens", "b") is None
-        and TokenFile.read_if_same(tmp_path / "nothing", "a") is None
-    )
-    ordinary = tmp_path / "ordinary"
-    ordinary.mkdir()
-    assert (tmp_path / "tokens").stat().st_mode == ordinary.stat().st_mode  # others may read it if the umask permits
 
 
 def test_documents_without_text(tmp_path):
