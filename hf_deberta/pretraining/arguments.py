@@ -267,22 +267,17 @@ def prepare(
         config = model_args.make_config(tokenizer, corpus_args.max_seq_length)
         masking = None if masking_args is None else masking_args.make_masking(tokenizer)
         rows = make_rows(corpus, tokenizer, masking, training_args)
-    return (
-        corpus,
-        config,
-        {
-            "args": training_args,
-            "data_collator": RowCollator(tokenizer.pad_token_id),
-            "train_dataset": rows["train"],
-            "eval_dataset": rows.get("validation"),
-            "test_dataset": rows.get("test"),
-            "processing_class": tokenizer,
-            "card_fields": {
-                **corpus_args.card_fields(),
-                "base": None if model_args.new_model else model_args.checkpoint,
-            },
-        },
-    )
+    checkpoint = None if model_args.new_model else model_args.checkpoint
+    options = {
+        "args": training_args,
+        "data_collator": RowCollator(tokenizer.pad_token_id),
+        "train_dataset": rows["train"],
+        "eval_dataset": rows.get("validation"),
+        "test_dataset": rows.get("test"),
+        "processing_class": tokenizer,
+        "card_fields": {**corpus_args.card_fields(), "base": checkpoint},
+    }
+    return corpus, config, options
 
 
 def make_rows(
