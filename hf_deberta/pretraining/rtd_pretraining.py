@@ -106,23 +106,19 @@ class HfDebertaRtdConfig(PreTrainedConfig):
         for name in ("rtd_weight", "sampling_temperature"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be 0 or more and finite, not {getattr(self, name)}")
-        self._require_equal("vocab_size", "generator and discriminator have the same vocabulary")
-        if self.embedding_sharing == "nes":
-            return
-        reason = f"embedding_sharing {self.embedding_sharing!r} gives the discriminator the generator's tables"
-        self._require_equal("embedding_size", reason)
-        self._require_equal("position_biased_input", reason)
-        if self.models()[1].position_biased_input:
-            self._require_equal("max_position_embeddings", reason)
-
-    def _require_equal(self, field: str, reason: str) -> None:
-        generator, discriminator = (getattr(getattr(self, name), field) for name in MODELS)
-        if generator != discriminator:
-            alternative = "" if field == "vocab_size" else ", or use embedding_sharing='nes'"
-            raise ValueError(
-                f"{reason}, so {field} must be equal: it is {generator} in the generator and {discriminator} in the "
-                f"discriminator; make them equal{alternative}"
-            )
+        models = self.models()
+        reasons = {"vocab_size": "both have the same vocabulary"}
+        if self.embedding_sharing != "nes":  # the discriminator uses the generator's tables
+            names = ["embedding_size", "position_biased_input"]
+            names += ["max_position_embeddings"] if models[1].position_biased_input else []
+            reasons |= dict.fromkeys(names, "or use embedding_sharing='nes'")
+        for name, reason in reasons.items():
+            generator, discriminator = (getattr(model, name) for model in models)
+            if generator != discriminator:
+                raise ValueError(
+                    f"{name} must be equal: it is {generator} in the generator and {discriminator} in the "
+                    f"discriminator; {reason}"
+                )
 
 
 def with_fewer_layers(config: HfDebertaConfig, layers: int | None = None) -> HfDebertaConfig:

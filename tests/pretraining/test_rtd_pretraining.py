@@ -109,7 +109,7 @@ def test_attention_backends_are_kept():
         ({"sampling_temperature": float("inf")}, "sampling_temperature must be 0 or more and finite, not inf"),
         ({"sampling_temperature": float("nan")}, "not nan"),
         ({"generator": tiny_config(vocab_size=130)}, "vocab_size must be equal: it is 130 in the gen.* 128 in the"),
-        ({"generator": tiny_config(vocab_size=130), "embedding_sharing": "nes"}, "have the same vocabulary"),
+        ({"generator": tiny_config(vocab_size=130), "embedding_sharing": "nes"}, "both have the same vocabulary"),
         ({"generator": tiny_config(hidden_size=64)}, "embedding_size must be equal.*or use embedding_sharing='nes'"),
         ({"generator": tiny_config(position_biased_input=True)}, "position_biased_input must be equal"),
         ({"generator_layers": 1}, "num_hidden_layers"),
