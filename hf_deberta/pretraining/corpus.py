@@ -315,11 +315,9 @@ def read_files(files: list[str], args: CorpusArguments, cache_dir: str | None) -
 
 
 def document_rows(files: list[str], column: str, sample_by: str) -> Iterator[dict[str, Any]]:
-    """Yield the text of each document of files, in a column with this name; an InputError if there is none."""
-    is_empty = True
+    """Yield the text of each document of files, in a column with this name."""
     for file in files:
-        if file_kind(file) == "txt":  # not empty, or it is refused
-            is_empty = False
+        if file_kind(file) == "txt":
             yield from ({column: text} for text in read_documents(file, sample_by))
             continue
         for number, row in enumerate(read_rows(file), 1):
@@ -328,10 +326,7 @@ def document_rows(files: list[str], column: str, sample_by: str) -> Iterator[dic
             text = row.get(column)
             if not isinstance(text, str | None):
                 raise InputError(f"{file}, row {number}: {column!r} must be text, not {describe(text)}{COLUMN_HINT}")
-            is_empty = False
             yield {column: text}
-    if is_empty:
-        raise InputError(f"{list_files(files)}: there are no rows")
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

@@ -277,7 +277,7 @@ def test_bad_files(tmp_path, text_file):
 @mapped_or_streamed
 def test_files_without_rows(tmp_path, tokenizer, streaming):
     (tmp_path / "corpus.csv").write_text("text\n")
-    with pytest.raises(InputError, match=r"^\S*corpus.csv: there are no rows$"):
+    with pytest.raises(InputError, match=r"^\S*corpus.csv: there (are no rows|is no text for)"):
         corpus = corpus_of(tmp_path / "corpus.csv", streaming=streaming)
         corpus.token_file("train", tokenizer, tmp_path / "tokens")
 
