@@ -53,42 +53,42 @@ NEOBERT = {
 LONG_ROWS = {"max_seq_length": 2048, "sample_by": "document", "emd_steps": 0}
 LONG_CHOICE = "rows of 2,048 tokens, a quarter as many, and no decoder in the generator: our choice"
 
-# (source, objective) -> model -> learning rate, rows per step, warmup steps, steps ("-": not known); the rest; where
+# (source, objective) -> model -> learning rate, rows per step, warmup steps, steps (None: not known); the rest; where
 # it is printed. "2k" rows in the DeBERTa paper are read as 2,048.
-PUBLISHED: dict[tuple[str, str], dict[str, tuple[str, dict[str, Any], str]]] = {
+PUBLISHED: dict[tuple[str, str], dict[str, tuple[tuple, dict[str, Any], str]]] = {
     ("paper", "mlm"): {
-        "v1-base": ("2e-4 2048 10000 1000000", MLM_OF_PAPER, PAPER_V1),
-        "v1-base-ablation": ("1e-4 256 10000 1000000", MLM_OF_PAPER, PAPER_V1),
-        "v1-large": ("2e-4 2048 10000 1000000", MLM_OF_PAPER, PAPER_V1),
-        "v2-xxlarge": ("1.5e-4 2048 10000 1000000", MLM_OF_PAPER, PAPER_V1),
+        "v1-base": ((2e-4, 2048, 10_000, 1_000_000), MLM_OF_PAPER, PAPER_V1),
+        "v1-base-ablation": ((1e-4, 256, 10_000, 1_000_000), MLM_OF_PAPER, PAPER_V1),
+        "v1-large": ((2e-4, 2048, 10_000, 1_000_000), MLM_OF_PAPER, PAPER_V1),
+        "v2-xxlarge": ((1.5e-4, 2048, 10_000, 1_000_000), MLM_OF_PAPER, PAPER_V1),
     },
     ("paper", "rtd"): {
-        "v3-small": ("6e-4 8192 10000 500000", V3_OF_PAPER, PAPER_V3),
-        "v3-base": ("6e-4 8192 10000 500000", V3_OF_PAPER, PAPER_V3),
-        "v3-base-ablation": ("5e-4 2048 10000 125000", {**RTD_OF_PAPER, "rtd_weight": 50.0}, PAPER_ABLATION),
-        "v3-large": ("3e-4 8192 10000 500000", V3_OF_PAPER, PAPER_V3),
-        "mdeberta-v3-base": ("- 8192 - 500000", RTD_OF_PAPER, PAPER_MULTILINGUAL),
+        "v3-small": ((6e-4, 8192, 10_000, 500_000), V3_OF_PAPER, PAPER_V3),
+        "v3-base": ((6e-4, 8192, 10_000, 500_000), V3_OF_PAPER, PAPER_V3),
+        "v3-base-ablation": ((5e-4, 2048, 10_000, 125_000), {**RTD_OF_PAPER, "rtd_weight": 50.0}, PAPER_ABLATION),
+        "v3-large": ((3e-4, 8192, 10_000, 500_000), V3_OF_PAPER, PAPER_V3),
+        "mdeberta-v3-base": ((None, 8192, None, 500_000), RTD_OF_PAPER, PAPER_MULTILINGUAL),
     },
     ("released", "mlm"): {
-        "v1-base": ("1e-4 256 10000 1000000", MLM_OF_SCRIPT, MLM_SCRIPT),
-        "v2-xlarge": ("1e-4 32 1000 1000000", MLM_OF_SCRIPT, MLM_SCRIPT),
-        "v2-xxlarge": ("1e-4 32 1000 1000000", MLM_OF_SCRIPT, MLM_SCRIPT),
+        "v1-base": ((1e-4, 256, 10_000, 1_000_000), MLM_OF_SCRIPT, MLM_SCRIPT),
+        "v2-xlarge": ((1e-4, 32, 1000, 1_000_000), MLM_OF_SCRIPT, MLM_SCRIPT),
+        "v2-xxlarge": ((1e-4, 32, 1000, 1_000_000), MLM_OF_SCRIPT, MLM_SCRIPT),
     },
     ("released", "rtd"): {
-        "v3-xsmall": ("3e-4 64 10000 1000000", RTD_OF_SCRIPT, RTD_SCRIPT),
-        "v3-base": ("1e-4 256 10000 1000000", RTD_OF_SCRIPT, RTD_SCRIPT),
-        "v3-large": ("1e-4 256 10000 1000000", RTD_OF_SCRIPT, RTD_SCRIPT),
-        "continue": ("5e-5 256 10000 100000", RTD_OF_SCRIPT, RTD_SCRIPT),
+        "v3-xsmall": ((3e-4, 64, 10_000, 1_000_000), RTD_OF_SCRIPT, RTD_SCRIPT),
+        "v3-base": ((1e-4, 256, 10_000, 1_000_000), RTD_OF_SCRIPT, RTD_SCRIPT),
+        "v3-large": ((1e-4, 256, 10_000, 1_000_000), RTD_OF_SCRIPT, RTD_SCRIPT),
+        "continue": ((5e-5, 256, 10_000, 100_000), RTD_OF_SCRIPT, RTD_SCRIPT),
     },
     ("modern", "mlm"): {
-        "modernbert-base": ("8e-4 4608 636 364304", MODERNBERT, MODERNBERT_CONFIG),
-        "neobert": ("6e-4 2048 2000 1000000", NEOBERT, PAPER_NEOBERT),
+        "modernbert-base": ((8e-4, 4608, 636, 364_304), MODERNBERT, MODERNBERT_CONFIG),
+        "neobert": ((6e-4, 2048, 2000, 1_000_000), NEOBERT, PAPER_NEOBERT),
     },
     ("modern", "rtd"): {
-        "v3-small": ("6e-4 8192 10000 500000", {**V3_OF_PAPER, **MODERN}, MODERN_RTD),
-        "v3-base": ("6e-4 8192 10000 500000", {**V3_OF_PAPER, **MODERN}, MODERN_RTD),
-        "v3-large": ("3e-4 8192 10000 500000", {**V3_OF_PAPER, **MODERN}, MODERN_RTD),
-        "long": ("5e-5 64 10000 100000", {**RTD_OF_SCRIPT, **LONG_ROWS}, f"{RTD_SCRIPT}, continue; {LONG_CHOICE}"),
+        "v3-small": ((6e-4, 8192, 10_000, 500_000), {**V3_OF_PAPER, **MODERN}, MODERN_RTD),
+        "v3-base": ((6e-4, 8192, 10_000, 500_000), {**V3_OF_PAPER, **MODERN}, MODERN_RTD),
+        "v3-large": ((3e-4, 8192, 10_000, 500_000), {**V3_OF_PAPER, **MODERN}, MODERN_RTD),
+        "long": ((5e-5, 64, 10_000, 100_000), {**RTD_OF_SCRIPT, **LONG_ROWS}, f"{RTD_SCRIPT}, continue; {LONG_CHOICE}"),
     },
 }  # fmt: skip
 # (source, objective, "new" or "continued") -> the row for a model whose size has none
@@ -132,13 +132,11 @@ def find_recipe(source: str, objective: str, model: str | None) -> Recipe:
             f"--recipe {source}: there are no {kind} {objective.upper()} settings for {model or 'this model'}: name "
             f"a model that has some with --recipe {source}:MODEL, where MODEL is {', '.join(rows)}"
         )
-    columns, rest, printed_in = rows[model]
-    rate, batch, warmup, steps = columns.split()
-    settings: dict[str, Any] = {"learning_rate": rate, "warmup_steps": warmup, "max_steps": steps}
-    settings = {name: float(value) for name, value in settings.items() if value != "-"}
-    settings = {name: value if value < 1 else int(value) for name, value in settings.items()} | rest
+    (rate, batch, warmup, steps), rest, printed_in = rows[model]
+    settings = {"learning_rate": rate, "warmup_steps": warmup, "max_steps": steps}
+    settings = {name: value for name, value in settings.items() if value is not None} | rest
     missing = (COMPLETE if objective == "mlm" else COMPLETE_RTD) - settings.keys()
-    return Recipe(settings, int(batch), f"{source} settings of {model} ({printed_in})", tuple(sorted(missing)))
+    return Recipe(settings, batch, f"{source} settings of {model} ({printed_in})", tuple(sorted(missing)))
 
 
 def parse_name(name: str) -> tuple[str, str | None]:
