@@ -20,14 +20,13 @@ import pyarrow
 import pyarrow.parquet
 import torch
 import transformers
+from consumers import WORDS, enabled
 from timing import record
 from tqdm import tqdm
 
-import hf_deberta
 from hf_deberta.commands.score import ScoreSettings, TextClassifier, label_files
 from hf_deberta.gpu_check import time_interleaved
 
-WORDS = ["the", "man", "is", "on", "a", "dog", "and", "in", "of", "to", "not", "with"]
 LENGTHS = (12, 300)  # smallest and largest
 TOKENS_PER_BATCH = 4096  # of ours
 
@@ -36,12 +35,6 @@ def on_cores(cores: int, call: Callable[[], Any]) -> None:
     """Call with so many cores for an operation; a TextClassifier has set one, its threads compute side by side."""
     torch.set_num_threads(cores)
     call()
-
-
-def with_enable(call: Callable[[], Any]) -> None:
-    """Call while Transformers' classes compute with this package."""
-    with hf_deberta.enable():
-        call()
 
 
 def main() -> None:
@@ -66,8 +59,8 @@ def main() -> None:
         for order, rows in {"": texts, **({", sorted": by_length} if size > 1 else {})}.items():
             call = partial(pipe, rows, batch_size=size)
             peers[f"pipeline, batches of {size}{order}"] = partial(on_cores, args.threads, call)
-            enabled = partial(on_cores, args.threads, partial(with_enable, call))
-            peers[f"pipeline and enable(), batches of {size}{order}"] = enabled
+            with_enable = partial(on_cores, args.threads, partial(enabled, call))
+            peers[f"pipeline and enable(), batches of {size}{order}"] = with_enable
     with tempfile.TemporaryDirectory() as temporary:
         source, target = Path(temporary) / "in.parquet", Path(temporary) / "out.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), source)
