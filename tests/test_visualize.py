@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from numerics import V1_ATTENTION
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -29,9 +30,8 @@ from hf_deberta.visualize import (
 from hf_deberta.visualize.page import HIDDEN, page_data
 
 TEXT = "A new [MASK] opened </script> beside the new [MASK]."
-V1 = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none", "attention_key_bias": False}
 VARIANTS = {
-    "v1": V1,
+    "v1": V1_ATTENTION,
     "v3": {},
     "v2": {"conv_kernel_size": 3, "conv_act": "gelu"},
     "p2p": {"pos_att_type": "c2p|p2c|p2p"},
@@ -79,7 +79,7 @@ def test_parts_sum_to_the_scores_of_the_model(model_class, variant, inputs):
 
 @pytest.mark.parametrize("term", ["c2p", "p2c"])
 def test_position_part_alone_vanishes_with_its_projection(term, inputs):
-    model = make_model(**V1)
+    model = make_model(**V1_ATTENTION)
     before = attention_parts(model, inputs, 1)
     attention = model.encoder.layer[1].attention.self
     for parameter in (attention.pos_key_proj if term == "c2p" else attention.pos_query_proj).parameters():

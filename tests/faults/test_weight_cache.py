@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fault_cases import number_of_cases, seeds
+from numerics import V1_ATTENTION
 from test_parity_with_transformers import in_tree
 from torch import nn
 
@@ -15,7 +16,6 @@ from hf_deberta.engines.weight_cache import checksums
 
 SIZES = {"vocab_size": 37, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 16}
 SIZES |= {"num_hidden_layers": 2, "initializer_range": 0.3}
-V1 = {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none", "attention_key_bias": False}
 
 
 def cached_weights(model):
@@ -95,7 +95,7 @@ WRITES += [load_state, cast_there_and_back, train_a_step]
 
 
 def ours(rng):
-    fields = {**SIZES, **(V1 if rng.random() < 0.3 else {"position_buckets": 8})}
+    fields = {**SIZES, **(V1_ATTENTION if rng.random() < 0.3 else {"position_buckets": 8})}
     head = rng.choice((HfDebertaModel, HfDebertaForMaskedLM))
     terms = rng.choice(("c2p|p2c", "c2p|p2c", "c2p", "p2c", "p2p"))
     return head(HfDebertaConfig(**fields, pos_att_type=terms, max_position_embeddings=40)), nullcontext
