@@ -46,30 +46,38 @@ def train_tokenizer(
     >>> tokenizer = train_tokenizer(open("corpus.txt", encoding="utf-8"), 8000)
     >>> tokenizer.save_pretrained("my-tokenizer")
     """
-    nonempty = _NonemptyTexts(texts)
+    count, failure = 0, None
+
+    def nonempty_texts() -> Iterator[str]:
+        nonlocal count, failure
+        try:
+            for text in texts:
+                if text := text.strip("\r\n"):
+                    count += 1
+                    yield text
+        except Exception as error:
+            failure = error  # trainers would hide it in an exception of their own
+            raise
+
     try:
         train = {"unigram": _train_unigram, "bpe": _train_byte_bpe}[kind]
-        tokenizer = train(nonempty, vocab_size - 1)  # [MASK] is added below
+        tokenizer = train(nonempty_texts(), vocab_size - 1)  # [MASK] is added below
     except Exception as error:  # tokenizers raises a bare Exception if reading the texts fails
-        if nonempty.failure is not None:
-            raise nonempty.failure from nonempty.failure.__cause__
+        if failure is not None:
+            raise failure from failure.__cause__
         if not isinstance(error, RuntimeError):
             raise
-        raise InputError(
-            f"no {kind} vocabulary of {vocab_size} could be trained on {nonempty.texts} texts ({error})"
-        ) from error
-    if nonempty.texts == 0:
+        raise InputError(f"no {kind} vocabulary of {vocab_size} could be trained on {count} texts ({error})") from error
+    if count == 0:
         raise InputError("there is no text to train a tokenizer on: the corpus is empty")
-    if tokenizer.get_vocab_size() > vocab_size - 1:
+    size = tokenizer.get_vocab_size() + 1
+    if size > vocab_size:
         raise InputError(
             f"a vocabulary of {vocab_size} is too small for this corpus: its characters and the special tokens alone "
-            f"are {tokenizer.get_vocab_size() + 1}"
+            f"are {size}"
         )
-    if tokenizer.get_vocab_size() < vocab_size - 1:
-        logger.warning(
-            f"The tokenizer has {tokenizer.get_vocab_size() + 1} tokens instead of {vocab_size}: the text has no more "
-            "pieces."
-        )
+    if size < vocab_size:
+        logger.warning(f"The tokenizer has {size} tokens instead of {vocab_size}: the text has no more pieces.")
     # In byte BPE the space belongs to the word, and [MASK] replaces both.
     mask = AddedToken("[MASK]", lstrip=kind == "bpe", normalized=kind == "bpe", special=True)
     return HfDebertaTokenizer(tokenizer_object=tokenizer, mask_token=mask, model_max_length=model_max_length)
@@ -130,21 +138,3 @@ def _train_byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
-
-
-class _NonemptyTexts:
-    """Iterates over the texts that are not empty, and counts them."""
-
-    def __init__(self, texts: Iterable[str]):
-        self.source, self.texts = texts, 0
-        self.failure: Exception | None = None  # while reading; trainers would hide it in an exception of their own
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for text in self.source:
-                if text := text.strip("\r\n"):
-                    self.texts += 1
-                    yield text
-        except Exception as error:
-            self.failure = error
-            raise
