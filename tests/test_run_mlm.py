@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.commands import mlm
 from hf_deberta.pretraining.arguments import PretrainingArguments
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
 
 TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type", "bpe", "--max_seq_length", "32"]
@@ -96,18 +97,18 @@ def test_continue_on_longer_rows(text, tmp_path, caplog):
 
 
 def test_a_new_head_is_named(tmp_path, caplog):
-    config = HfDebertaConfig.from_preset("tiny")
+    config, tokenizer = HfDebertaConfig.from_preset("tiny", vocab_size=300), train_tokenizer(["a b"], 262, "bpe")
     HfDebertaModel(config).save_pretrained(tmp_path / "encoder")
     HfDebertaForMaskedLM(config).save_pretrained(tmp_path / "whole")
     for name in ("encoder", "whole"):
         caplog.clear()
         args = mlm.ModelArguments(model_name_or_path=str(tmp_path / name))
-        mlm.make_model(args, args.load_config(str(tmp_path / name)))
+        args.make_model(tokenizer, 16, do_train=True)
         message = "encoder has no head for language modelling .*: the head starts at random"
         assert (re.search(message, caplog.text) is not None) == (name == "encoder")
     args = mlm.ModelArguments(model_name_or_path=str(tmp_path / "encoder"))
     with pytest.raises(InputError, match="with --do_train false they would stay random"):
-        mlm.make_model(args, config, do_train=False)
+        args.make_model(tokenizer, 16, do_train=False)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
 from hf_deberta.pretraining.arguments import (
     MaskingArguments,
     NewModelArguments,
@@ -76,10 +76,32 @@ class ModelArguments(NewModelArguments):
     def new_model(self) -> bool:
         return self.from_scratch or self.model_name_or_path is None
 
-    def make_config(self, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
+    def make_model(
+        self, tokenizer: PreTrainedTokenizerBase, length: int, do_train: bool
+    ) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
+        """Load the checkpoint, or make a new model. Say so if the head is new; without training that is an error."""
         config = self.new_config(tokenizer, length) if self.new_model else self.load_config(str(self.checkpoint))
         check_model_fits(config, tokenizer, length, causal=self.objective != "mlm")
-        return config
+        model_class = HfDebertaForMaskedLM if self.objective == "mlm" else HfDebertaForCausalLM
+        with input_errors("", OSError, ValueError):
+            if self.new_model:
+                return model_class(config)
+            model, info = model_class.from_pretrained(
+                self.checkpoint, config=config, dtype="float32", output_loading_info=True, **self.hub_options()
+            )
+        missing = sorted(info["missing_keys"])
+        if missing and not do_train:
+            names = shorten(", ".join(missing), 300)
+            raise InputError(
+                f"{self.checkpoint} has no weights for {names}, and with --do_train false they would stay random: name "
+                "another checkpoint"
+            )
+        if new := [name for name in missing if not name.startswith(f"{model.base_model_prefix}.")]:
+            logger.warning(
+                f"{self.checkpoint} has no head for language modelling ({', '.join(new)}): the head starts at random, "
+                "and is trained with the rest"
+            )
+        return model
 
 
 def main() -> None:
@@ -99,37 +121,8 @@ def make_trainer(
             f"{stride}: each window keeps some context"
         )
     masking = None if model_args.objective == "causal" else masking_args
-    corpus, config, options = prepare(model_args, corpus_args, masking, training_args)
+    corpus, options = prepare(model_args, corpus_args, masking, training_args)
     evaluated = {"eval": "validation", "test": "test"}
     sizes = {name: corpus.text_size(split) for name, split in evaluated.items() if stride and split in corpus.splits}
-    model = make_model(model_args, config, training_args.do_train)
-    logger.info(f"{model.num_parameters():,} parameters")
-    return LanguageModelTrainer(
-        model=model, objective=model_args.objective, perplexity_stride=stride, text_sizes=sizes, **options
-    )
-
-
-def make_model(
-    args: ModelArguments, config: HfDebertaConfig, do_train: bool = True
-) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
-    """Load the checkpoint, or make a new model. Say so if the head is new; without training that is an error."""
-    model_class = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
-    with input_errors("", OSError, ValueError):
-        if args.new_model:
-            return model_class(config)
-        model, info = model_class.from_pretrained(
-            args.model_name_or_path, config=config, dtype="float32", output_loading_info=True, **args.hub_options()
-        )
-    missing = sorted(info["missing_keys"])
-    if missing and not do_train:
-        names = shorten(", ".join(missing), 300)
-        raise InputError(
-            f"{args.model_name_or_path} has no weights for {names}, and with --do_train false they would stay random: "
-            "name another checkpoint"
-        )
-    if new := [name for name in missing if not name.startswith(f"{model.base_model_prefix}.")]:
-        logger.warning(
-            f"{args.model_name_or_path} has no head for language modelling ({', '.join(new)}): the head starts at "
-            "random, and is trained with the rest"
-        )
-    return model
+    logger.info(f"{options['model'].num_parameters():,} parameters")
+    return LanguageModelTrainer(objective=model_args.objective, perplexity_stride=stride, text_sizes=sizes, **options)

@@ -35,8 +35,7 @@ from hf_deberta.pretraining.arguments import (
     run_pretraining,
 )
 from hf_deberta.pretraining.corpus import CorpusArguments
-from hf_deberta.pretraining.released_generator import released_generator_config
-from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, with_fewer_layers
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 from hf_deberta.pretraining.rtd_trainer import RtdTrainer
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, input_errors
@@ -81,22 +80,21 @@ class PairArguments(NewModelArguments):
     def checkpoint(self) -> str | None:
         return self.discriminator_name_or_path
 
-    def make_config(self, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaRtdConfig:
+    def make_model(self, tokenizer: PreTrainedTokenizerBase, length: int, do_train: bool) -> HfDebertaForRtdPretraining:
         with input_errors("", *LOADING_ERRORS):
             if self.checkpoint is None:
                 discriminator = self.new_config(tokenizer, length)
-                generator = with_fewer_layers(discriminator, self.generator_layers)
+                fields = self.pair_fields()
+                config = HfDebertaRtdConfig.from_discriminator(discriminator, self.generator_layers, **fields)
+                pair = HfDebertaForRtdPretraining(config)
             else:
-                discriminator = self.load_config(self.checkpoint)
-                options = {**self.config_fields(), **self.hub_options()}
-                generator = (
-                    self.load_config(self.generator_name_or_path)
-                    if self.generator_name_or_path
-                    else released_generator_config(self.checkpoint, **options)
-                )
-            config = HfDebertaRtdConfig(generator=generator, discriminator=discriminator, **self.pair_fields())
-        check_model_fits(generator, tokenizer, length)
-        return config
+                names = (self.generator_name_or_path, self.checkpoint)
+                for name in filter(None, names):
+                    self.load_config(name)  # refuses another largest distance
+                options = {"dtype": "float32", **self.config_fields(), **self.hub_options()}
+                pair = HfDebertaForRtdPretraining.from_pair(*names, options=options, **self.pair_fields())
+        check_model_fits(pair.generator.config, tokenizer, length)
+        return pair
 
     def pair_fields(self) -> dict[str, Any]:
         """Fields of `HfDebertaRtdConfig`."""
@@ -132,20 +130,10 @@ def make_trainer(
             "--save_format transformers: Transformers has no class with the discriminator's head; leave it out here, "
             "and give it when you fine-tune OUTPUT_DIR/discriminator"
         )
-    _, config, options = prepare(pair_args, corpus_args, masking_args, training_args)
-    pair = make_pair(pair_args, config)
+    _, options = prepare(pair_args, corpus_args, masking_args, training_args)
+    pair = options["model"]
     logger.info(
         f"parameters: generator {pair.generator.num_parameters():,}, "
-        f"discriminator {pair.discriminator.num_parameters():,}. loss = lm_loss + {config.rtd_weight:g} x rtd_loss"
+        f"discriminator {pair.discriminator.num_parameters():,}. loss = lm_loss + {pair.config.rtd_weight:g} x rtd_loss"
     )
-    return RtdTrainer(model=pair, decoupled=pair_args.decoupled, **options)
-
-
-def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRtdPretraining:
-    """Load the pair, or make a new one."""
-    options = {"dtype": "float32", **args.config_fields(), **args.hub_options()}
-    with input_errors("", OSError, ValueError):
-        if args.discriminator_name_or_path is None:
-            return HfDebertaForRtdPretraining(config)
-        names = (args.generator_name_or_path, args.discriminator_name_or_path)
-        return HfDebertaForRtdPretraining.from_pair(*names, options=options, **args.pair_fields())
+    return RtdTrainer(decoupled=pair_args.decoupled, **options)

@@ -58,8 +58,8 @@ class NewModelArguments:
         """Whether weights start at random."""
         return self.checkpoint is None
 
-    def make_config(self, tokenizer: PreTrainedTokenizerBase, length: int) -> Any:
-        """Return the configuration for rows of this length; raise an InputError if they do not fit."""
+    def make_model(self, tokenizer: PreTrainedTokenizerBase, length: int, do_train: bool) -> Any:
+        """Load the model, or make a new one; raise an InputError if rows of this length do not fit."""
         raise NotImplementedError
 
     def hub_options(self) -> dict[str, Any]:
@@ -250,8 +250,8 @@ def prepare(
     corpus_args: CorpusArguments,
     masking_args: MaskingArguments | None,  # None for causal models
     training_args: PretrainingArguments,
-) -> tuple[Corpus, Any, dict[str, Any]]:
-    """Return the corpus, the configuration of the model, and keyword arguments of its trainer.
+) -> tuple[Corpus, dict[str, Any]]:
+    """Return the corpus, and keyword arguments of the trainer, the model among them.
 
     The main process makes tokenizer and token files; the others wait, and read them.
     """
@@ -264,11 +264,12 @@ def prepare(
     with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
         corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)
         tokenizer = model_args.make_tokenizer(corpus, training_args.output_folder)
-        config = model_args.make_config(tokenizer, corpus_args.max_seq_length)
+        model = model_args.make_model(tokenizer, corpus_args.max_seq_length, training_args.do_train)
         masking = None if masking_args is None else masking_args.make_masking(tokenizer)
         rows = make_rows(corpus, tokenizer, masking, training_args)
     checkpoint = None if model_args.new_model else model_args.checkpoint
     options = {
+        "model": model,
         "args": training_args,
         "data_collator": RowCollator(tokenizer.pad_token_id),
         "train_dataset": rows["train"],
@@ -277,7 +278,7 @@ def prepare(
         "processing_class": tokenizer,
         "card_fields": {**corpus_args.card_fields(), "base": checkpoint},
     }
-    return corpus, config, options
+    return corpus, options
 
 
 def make_rows(
