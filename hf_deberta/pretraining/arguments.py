@@ -251,21 +251,22 @@ def prepare(
     masking_args: MaskingArguments | None,  # None for causal models
     training_args: PretrainingArguments,
 ) -> tuple[Corpus, dict[str, Any]]:
-    """Return the corpus, and keyword arguments of the trainer, the model among them.
-
-    The main process makes tokenizer and token files; the others wait, and read them.
-    """
+    """Return the corpus, and keyword arguments of the trainer, the model among them."""
     if model_args.new_model and not training_args.do_train:
         raise InputError(
             "--do_train false evaluates a trained model, but this one would be new, with random weights: name a "
             "checkpoint"
         )
     set_seed(training_args.seed)
-    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
+    # the others wait, and read the files of the main process
+    main_process_first = partial(training_args.main_process_first, local=training_args.save_on_each_node)
+    with main_process_first(desc="training the tokenizer"):
         corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)
         tokenizer = model_args.make_tokenizer(corpus, training_args.output_folder)
-        model = model_args.make_model(tokenizer, corpus_args.max_seq_length, training_args.do_train)
-        masking = None if masking_args is None else masking_args.make_masking(tokenizer)
+    # with ZeRO stage 3, all processes load the model together
+    model = model_args.make_model(tokenizer, corpus_args.max_seq_length, training_args.do_train)
+    masking = None if masking_args is None else masking_args.make_masking(tokenizer)
+    with main_process_first(desc="tokenizing"):
         rows = make_rows(corpus, tokenizer, masking, training_args)
     checkpoint = None if model_args.new_model else model_args.checkpoint
     options = {
