@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel
 from transformers.trainer_pt_utils import LabelSmoother
 from transformers.utils import logging
@@ -170,10 +169,6 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         positions = [{"labels": answer_labels(batch)} for batch in batch_samples]
         items = super()._get_num_items_in_batch(positions, device)
         return items if items is None else items / 2
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
-        """Keep the order of the rows; Trainer would group evaluation rows by length too."""
-        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
 
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:

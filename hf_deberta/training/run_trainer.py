@@ -10,6 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from torch.utils.data import Sampler, SequentialSampler
 from transformers import SchedulerType, TrainerState
 from transformers.utils import logging
 
@@ -84,6 +85,10 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin, 
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self.order = self.make_row_order(self.train_dataset if train_dataset is None else train_dataset, seed)
         return self.order
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+        """Keep the order of the rows; Trainer would group evaluation rows by length too."""
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
     def _set_special_tokens(self) -> None:
         """Complete the configurations from the tokenizer, as `Trainer` would with a warning."""

@@ -16,7 +16,7 @@ PRIVATE_TRAINER_METHODS = {
     "_push_from_checkpoint": "AtomicCheckpointsMixin pushes complete checkpoints only, with the model's source files",
     "_save": "AtomicCheckpointsMixin saves tied weights once, also if FSDP2 or DeepSpeed has gathered each of them",
     "_get_train_sampler": "both trainers shuffle rows by seed and epoch alone, so that a run resumes exactly",
-    "_get_eval_sampler": "FineTuningTrainer predicts in the order of the rows, also if training groups by length",
+    "_get_eval_sampler": "RunTrainer predicts in the order of the rows, also if training groups by length",
     "_init_training_state": "AtomicCheckpointsMixin finds the best checkpoint in a folder that was moved or copied",
     "_run_epoch": "AtomicCheckpointsMixin makes no further step when it resumes a run that ended or stopped early",
     "_get_num_items_in_batch": "our trainers count the items of two losses, or answers to questions",
