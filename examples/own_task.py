@@ -34,17 +34,8 @@ class Urgency(Task):
         rows = self.rows[split]
         return np.array([*map(LABELS.index, rows["label"][:])]) if "label" in rows.column_names else None
 
-    def encode(self, split: str, tokenizer: Any, length: int) -> Dataset:
-        rows, labelled = self.rows[split], self.has_labels(split)
-        names = self.model_labels or ()  # in the order of the model
-
-        def encode_batch(batch: dict[str, list]) -> dict[str, list]:
-            inputs = dict(tokenizer(batch["subject"], batch["body"], truncation="only_second", max_length=length))
-            return inputs | ({"labels": [*map(names.index, batch["label"])]} if labelled else {})
-
-        return rows.map(
-            encode_batch, remove_columns=rows.column_names, **self.data_args.map_options(f"tokenizing {split}")
-        )
+    def batch_encoder(self, split: str, tokenizer: Any, length: int) -> Any:
+        return lambda rows: tokenizer(rows["subject"], rows["body"], truncation="only_second", max_length=length)
 
 
 if __name__ == "__main__":

@@ -226,22 +226,21 @@ def test_metrics_of_several_labels_are_in_the_order_of_the_task():
 
 
 def test_f1_is_that_of_the_second_class_of_the_task():
-    logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
+    logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0]])
 
     def f1_and_accuracy(targets: list, labels: tuple[str, str], outputs=logits) -> dict[str, float]:
-        """`targets` number the labels as the model does; the last row has no label."""
-        names = [labels[number] if number >= 0 else None for number in targets]
-        rows = Dataset.from_dict({"text": ["x"] * 4, "label": names})
+        """`targets` number the labels as the model does."""
+        rows = Dataset.from_dict({"text": ["x"] * 3, "label": [labels[number] for number in targets]})
         task = classification({"test": rows}, SENTENCE, labels)
         return task.metrics("test", task.read_outputs("test", outputs, rows))
 
     for labels in (("a", "b"), ("b", "a")):
-        scores = f1_and_accuracy([0, 1, 1, -100], labels)
+        scores = f1_and_accuracy([0, 1, 1], labels)
         assert scores == {"accuracy": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3)}  # b: 1 right, 1 missed
     # one of the two classes is never right now
-    assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"))["f1"] == pytest.approx(0.5)
-    assert f1_and_accuracy([1, 1, 1, -100], ("b", "a"))["f1"] == 0.0
-    assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"), (logits, "hidden states"))["f1"] == 0.5
+    assert f1_and_accuracy([1, 1, 1], ("a", "b"))["f1"] == pytest.approx(0.5)
+    assert f1_and_accuracy([1, 1, 1], ("b", "a"))["f1"] == 0.0
+    assert f1_and_accuracy([1, 1, 1], ("a", "b"), (logits, "hidden states"))["f1"] == 0.5
 
 
 # Invalid input

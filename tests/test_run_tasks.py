@@ -366,7 +366,7 @@ def test_the_diagnostics(data, run, tmp_path):
         ("superglue", "--train_file {data}/cb/train.jsonl", "--task_name .*boolq"),
         ("superglue", "--task_name mnli", "--task_name .*'mnli'"),
         ("superglue", "--task_name cb --train_file {data}/cb/train.jsonl --validation_file {data}/cb/test.jsonl",
-         "validation rows of cb"),
+         "validation rows have no column 'label'"),
         ("superglue", "--task_name cb --axb_file {data}/cb/val.jsonl", "--axb_file .*rte, not cb"),
     ],
 )  # fmt: skip

@@ -15,13 +15,17 @@ import numpy as np
 from datasets import Dataset
 from scipy.special import expit, softmax
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_predicted_rows
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.data_files import Source, read_table
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Task:
         original_rows: the rows before `read`, one for each prediction, if `rows` are others.
         more_splits: splits that `read` adds.
         labels: names of the labels in the order of the task; None for a regression.
+        targets_of_split: what `targets` returns, if it is not in the column `label`.
         metric_names: the first selects the best checkpoint.
     """
 
@@ -92,6 +97,7 @@ class Task:
         self.rows: dict[str, Any] = {}
         self.original_rows: dict[str, Dataset] = {}
         self.labels: tuple[str, ...] | None = None
+        self.targets_of_split: dict[str, np.ndarray | None] = {}
         self.more_splits: tuple[str, ...] = ()
 
     @classmethod
@@ -119,11 +125,15 @@ class Task:
 
     def targets(self, split: str) -> Any:
         """Return an array of label numbers in the order of `labels`, -1 where hidden; None without labels."""
+        if split in self.targets_of_split:
+            return self.targets_of_split[split]
         rows = self.rows[split]
         return np.array(rows["label"][:]) if "label" in rows.column_names else None
 
     def has_labels(self, split: str) -> bool:
-        return self.targets(split) is not None
+        """Return whether every row has a label, so that there are metrics."""
+        targets = self.targets(split)
+        return targets is not None and bool((targets >= 0).all())
 
     # 2. Model and its inputs
 
@@ -142,9 +152,36 @@ class Task:
             return {"num_labels": 1, "problem_type": "regression"}
         return {**label_fields(self.model_labels), "problem_type": "single_label_classification"}
 
+    def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
+        """Return a function that returns the inputs of a batch of rows, one for each row, without labels.
+
+        `datasets` hashes the function and all that it uses, to find cached inputs: it should not use the task.
+        """
+        raise NotImplementedError
+
+    def model_targets(self, split: str) -> Any:
+        """Return the targets of a split in the order of `model_labels`, -100 where hidden; None without labels."""
+        targets = self.targets(split)
+        if targets is None or self.labels is None:
+            return targets
+        return np.array([*map((self.model_labels or ()).index, self.labels), IGNORED])[targets]  # -1 is the last
+
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
         """Return the model inputs of a split, with `labels` in the order of `model_labels` if it has labels."""
-        raise NotImplementedError
+        rows, targets = self.rows[split], self.model_targets(split)
+        encode = self.batch_encoder(split, tokenizer, length)
+
+        def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+            inputs = dict(encode(batch))
+            return inputs if targets is None else inputs | {"labels": targets[indices].tolist()}
+
+        options = self.data_args.map_options(f"tokenizing {split}")
+        inputs = rows.map(encode_batch, with_indices=True, remove_columns=rows.column_names, **options)
+        if full := sum(tokens >= length for tokens in input_lengths(inputs)):
+            logger.warning(
+                f"{split}: {full:,} of {len(inputs):,} inputs fill --max_seq_length {length}; longer ones are truncated"
+            )
+        return inputs
 
     # 3. Predictions
 
@@ -154,16 +191,19 @@ class Task:
 
     def metrics(self, split: str, predictions: Any) -> dict[str, float]:
         """Return the metrics of a split with labels."""
-        targets, numbers = self.targets(split), predictions.numbers(self.labels or ())
-        return {"accuracy": float((numbers == targets)[targets >= 0].mean())}
+        return {"accuracy": float((predictions.numbers(self.labels or ()) == self.targets(split)).mean())}
 
     def prediction_columns(self, split: str, predictions: Any) -> dict[str, list[Any]]:
         """Return what the files of predictions add to each of the original rows."""
         return predictions.columns()
 
+    def name_of(self, split: str) -> str:
+        """Return the part of file names that stands for a split."""
+        return split
+
     def predictions_name(self, split: str) -> str:
         """Return the name of these files, without its ending."""
-        return f"predictions_{split}"
+        return f"predictions_{self.name_of(split)}"
 
     def write_predictions(self, folder: Path, split: str, predictions: Any) -> None:
         """Write all files of predictions of a split; without the inputs if the folder is pushed to the Hub."""
@@ -176,6 +216,11 @@ class Task:
 
     def write(self, folder: Path, split: str, predictions: Any) -> None:
         """Write further files, such as that of a benchmark's submission."""
+
+
+def input_lengths(inputs: Dataset) -> list[int]:
+    """Return the number of tokens of each input; of several choices, that of the longest."""
+    return [max(map(len, ids)) if isinstance(ids[0], list) else len(ids) for ids in inputs["input_ids"]]
 
 
 def logits_of(outputs: Any) -> Any:

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels, share_of_batch
-from hf_deberta.fine_tuning.task import Task, is_validation, logits_of
+from hf_deberta.fine_tuning.task import Task, input_lengths, is_validation, logits_of
 from hf_deberta.training.checkpoints import has_stopped_early
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.row_order import RowOrder
@@ -147,10 +147,7 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
         return {"batch": self.args.total_batch, "rows": len(rows), "hash of rows": content_hash(rows)}
 
     def make_row_order(self, rows: Any, seed: int) -> RowOrder:
-        lengths = None
-        if self.args.train_sampling_strategy == "group_by_length":
-            # multiple choice: the longest choice
-            lengths = [max(map(len, ids)) if isinstance(ids[0], list) else len(ids) for ids in rows["input_ids"]]
+        lengths = input_lengths(rows) if self.args.train_sampling_strategy == "group_by_length" else None
         return RowOrder(len(rows), seed, lengths, self.args.total_batch)
 
     def write_card_and_push(self) -> None:

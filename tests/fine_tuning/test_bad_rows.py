@@ -53,7 +53,7 @@ CASES = {  # the rows, and what is wrong in some
     ),
     "words without labels": (NamedEntities, {}, WORDS, {"tokens": ["Ann"]}, "there are 1 words and 2 labels"),
     "no text": (SuperGlue, {"task_name": "cb"}, PAIRS, {"premise": None}, "the premise must be text, not null"),
-    "no label of a pair": (SuperGlue, {"task_name": "cb"}, PAIRS, {"label": None}, "the label is null"),
+    "no label of a pair": (SuperGlue, {"task_name": "cb"}, PAIRS, {"label": None}, "no label in the column 'label'"),
     "no choice": (MultipleChoice, {}, ENDINGS, {"label": 2}, "the answer must be a letter from A to B or a number"),
     "few choices": (MultipleChoice, {}, location_rows(6, 0), {"options": ["x", "y"], "answer": "B"}, "2 choices, but"),
     "no article": (MultipleChoice, {}, location_rows(6, 0), {"article": None}, "the article must be text, not null"),

@@ -26,10 +26,6 @@ def test_multirc_metrics():
     assert scores("multirc", rows, np.zeros(5, int))["f1_a"] == 0
 
 
-def test_rows_without_a_label_are_left_out():
-    assert scores("boolq", Dataset.from_dict({"label": [1, -1, 0]}), np.array([1, 1, 1])) == {"accuracy": 0.5}
-
-
 @pytest.mark.parametrize("with_pairs", [False, True])
 def test_gender_parity(with_pairs):
     pairs = [("The cook met {} aunt.", "The cook has an aunt."), ("The nurse saw that {} ran.", "The nurse ran.")]

@@ -32,7 +32,7 @@ Files, for each test split:
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, isnan, nan
@@ -408,15 +408,12 @@ def read_labels(
     return [[number for number in row if number is not None] for row in numbers]
 
 
-def label_numbers(rows: Dataset, labels: tuple[str, ...], source: Source, column: str = "label") -> np.ndarray:
-    """Return the index in `labels` of each row's label, -1 if it is missing."""
-    return np.array([row[0] if row else -1 for row in read_labels(rows, labels, source, column)])
+def read_targets(
+    rows: Dataset, source: Source, labels: tuple[str, ...] | None, column: str = "label", multi_label: bool = False
+) -> np.ndarray | None:
+    """Return the targets of all rows in the order `labels`; None without labels.
 
-
-def read_targets(rows: Dataset, source: Source, task: GlueTask, column: str) -> np.ndarray | None:
-    """Return the targets of all rows in the order of the task's labels; None without labels.
-
-    A target is the label's index, a float (regression), or 0.0 or 1.0 for each label (multi-label).
+    A target is the label's number, -1 if missing, a float (regression), or 0.0 or 1.0 for each label (multi-label).
     """
     if column not in rows.column_names and source.split.startswith("test"):
         logger.warning(
@@ -424,21 +421,16 @@ def read_targets(rows: Dataset, source: Source, task: GlueTask, column: str) -> 
         )
         return None
     require_columns(rows, [column], source.split, LABEL_HINT)
-    if task.labels is None:
+    if labels is None:
         require_label_format(rows, column, source.split, multi_label=False)
         is_missing = [is_empty(value) for value in rows[column][:]]
         require_no_missing_labels(is_missing, source, column)
         return None if any(is_missing) else read_numbers(rows, column)
-    if task.multi_label:
-        numbers = read_labels(rows, task.labels, source, column, multi_label=True)
-        targets = np.array([[float(label in row) for label in range(len(task.labels))] for row in numbers])
-    else:
-        targets = label_numbers(rows, task.labels, source, column)
-        absent = [label for number, label in enumerate(task.labels) if number not in targets]
-        if absent and task.metric == "classification" and len(task.labels) > 2 and (targets >= 0).all():
-            text = f"No {source.split} row has these labels: {listed(absent)}"
-            logger.warning(f"{text}; f1 leaves them out, or counts 0 for one that is predicted.")
-    return None if task.multi_label and None in rows[column][:] else targets
+    numbers = read_labels(rows, labels, source, column, multi_label)
+    if not multi_label:
+        return np.array([row[0] if row else -1 for row in numbers])
+    targets = np.array([[label in row for label in range(len(labels))] for row in numbers], np.float32)
+    return None if None in rows[column][:] else targets
 
 
 def read_numbers(rows: Dataset, column: str) -> np.ndarray:
@@ -449,16 +441,7 @@ def read_numbers(rows: Dataset, column: str) -> np.ndarray:
         values = listed(sorted(set(map(short_repr, odd.values()))))
         text = f"{values} in the column {column!r}, but the labels of a regression are numbers"
         raise RowError(dict.fromkeys(odd, text))
-    return np.array(numbers)
-
-
-def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
-    """Warn if inputs have the maximum length, because all or nearly all of those were truncated."""
-    full = sum(len(ids) >= max_length for ids in inputs["input_ids"])
-    if full:
-        logger.warning(
-            f"{split}: {full:,} of {len(inputs):,} inputs fill --max_seq_length {max_length}; longer ones are truncated"
-        )
+    return np.array(numbers, np.float32)
 
 
 # 5. The task
@@ -476,13 +459,18 @@ class Classification(Task):
         self.task = task = TASKS.get(self.data_args.name) or self.own_task(splits)
         self.labels, self.metric_names = task.labels, CONFIGURATIONS["glue"][task.metric]
         self.model_args.reading_flags["text_column_names"] = list(task.columns)
-        self.targets_of_split: dict[str, np.ndarray | None] = {}
         for split, rows in splits.items():
             source = self.sources[split]
             with input_errors(source):
                 skips = self.data_args.skip_bad_rows and not split.startswith("test")
                 require_text_columns(rows, task.columns, source, require_texts=skips)
-                self.targets_of_split[split] = read_targets(rows, source, task, column)
+                targets = read_targets(rows, source, task.labels, column, task.multi_label)
+            self.targets_of_split[split] = targets
+            if targets is not None and task.metric == "classification" and self.has_labels(split):
+                absent = [label for number, label in enumerate(task.labels or ()) if number not in targets]
+                if absent and len(task.labels or ()) > 2:
+                    text = f"No {split} row has these labels: {listed(absent)}"
+                    logger.warning(f"{text}; f1 leaves them out, or counts 0 for one that is predicted.")
         description = "regression targets" if task.labels is None else listed(task.labels)
         if task.labels and len(task.labels) == 2 and "f1" in self.metric_names:
             description += f" (f1 of class {task.labels[1]!r})"
@@ -505,39 +493,29 @@ class Classification(Task):
             return GlueTask("multi_label", columns, labels)
         return GlueTask("classification" if labels else "regression", columns, labels)
 
-    def targets(self, split: str) -> Any:
-        """Return an array of label numbers, of a regression's numbers, or of 0 and 1 [rows, labels]; None without."""
-        targets = self.targets_of_split[split]
-        return targets if targets is None or targets.dtype == np.int64 else targets.astype(np.float32)
-
     def has_labels(self, split: str) -> bool:
-        """Return False if labels are missing or hidden, which GLUE marks with -1."""
+        """Return False if labels are missing or hidden, which GLUE marks with -1, also in a regression."""
         targets = self.targets(split)
-        if targets is None:
-            return False
-        return bool((targets != -1).any() if self.task.multi_label or self.labels is None else (targets >= 0).all())
+        return super().has_labels(split) if self.labels else targets is not None and bool((targets != -1).any())
 
     def config_fields(self) -> dict[str, Any]:
         kind = {"problem_type": "multi_label_classification"} if self.task.multi_label else {}
         return super().config_fields() | kind
 
-    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        rows, columns, targets = self.rows[split], self.task.columns, self.targets_of_split[split]
-        labels, model_labels = self.labels or (), self.model_labels or ()
-        if targets is not None and self.task.multi_label:
-            targets = targets[:, [*map(labels.index, model_labels)]]
-        elif targets is not None and labels:
-            targets = np.array([*map(model_labels.index, labels), -1])[targets]  # -1, a missing label, stays -1
+    def model_targets(self, split: str) -> Any:
+        targets = self.targets(split)
+        if targets is None or not self.task.multi_label:
+            return super().model_targets(split)
+        return targets[:, [*map((self.labels or ()).index, self.model_labels or ())]]
 
-        def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+    def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
+        columns = self.task.columns
+
+        def encode_batch(batch: dict[str, list]) -> Any:
             texts = [[csv_text(text) for text in batch[name]] for name in columns]
-            inputs = dict(tokenizer(*texts, truncation=True, max_length=length))
-            return inputs if targets is None else inputs | {"labels": targets[indices].tolist()}
+            return tokenizer(*texts, truncation=True, max_length=length)
 
-        options = self.data_args.map_options(f"tokenizing {split}")
-        inputs = rows.map(encode_batch, with_indices=True, remove_columns=rows.column_names, **options)
-        warn_of_truncation(inputs, split, length)
-        return inputs
+        return encode_batch
 
     def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
         logits = logits_of(outputs)
@@ -552,9 +530,7 @@ class Classification(Task):
         if self.task.multi_label:
             order = [predictions.labels.index(label) for label in self.labels]
             return compute(predictions=(predictions.values[:, order] > 0).astype(int), references=targets.astype(int))
-        labelled = targets >= 0
-        numbers = predictions.numbers(self.labels)
-        return compute(predictions=numbers[labelled], references=targets[labelled], num_labels=len(self.labels))
+        return compute(predictions=predictions.numbers(self.labels), references=targets, num_labels=len(self.labels))
 
     def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
         """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
@@ -574,9 +550,6 @@ class Classification(Task):
     def name_of(self, split: str) -> str:
         """Return the part of file names that stands for a test split: mnli, mnli_mismatched, own."""
         return self.data_args.name + split.removeprefix("test")
-
-    def predictions_name(self, split: str) -> str:
-        return f"predictions_{self.name_of(split)}"
 
 
 def main() -> None:

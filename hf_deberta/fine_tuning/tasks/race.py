@@ -31,7 +31,7 @@ anli.lst.
 import re
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import AutoModelForMultipleChoice, DataCollatorForMultipleChoice, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
@@ -77,8 +76,6 @@ FORMATS = (
     f"(as SWAG), or {', '.join(ANLI_COLUMNS)}, label (as aNLI)"
 )
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-logger = logging.get_logger(__name__)
 
 
 # 1. Flags
@@ -266,6 +263,14 @@ def anli_answer_index(answer: str | int | None, num_choices: int) -> int:
 # 3. Model inputs
 
 
+def group_choices(inputs: Mapping[str, list], number: int) -> dict[str, list]:
+    """Return the inputs of choices, `number` for each row, as a list for each row."""
+    return {
+        name: [values[start : start + number] for start in range(0, len(values), number)]
+        for name, values in inputs.items()
+    }
+
+
 class ChoiceCollator(DataCollatorForMultipleChoice):
     """DataCollatorForMultipleChoice that also collates rows without labels, where that of Transformers fails."""
 
@@ -304,9 +309,9 @@ class MultipleChoice(Task):
     def config_fields(self) -> dict[str, Any]:
         return {}
 
-    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        """Return inputs [choices, N] of each row, and `labels` if the rows have labels."""
-        rows, room = self.rows[split], length - tokenizer.num_special_tokens_to_add(pair=True) - 1
+    def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
+        """Return a function that returns inputs [choices, N] of each row."""
+        room = length - tokenizer.num_special_tokens_to_add(pair=True) - 1
 
         def encode_batch(batch: dict[str, list]) -> dict[str, list]:
             num_choices = len(batch["choices"][0])
@@ -320,19 +325,10 @@ class MultipleChoice(Task):
                     "the choice"
                 )
             contexts = [context for context in batch["context"] for _ in range(num_choices)]
-            encoded = tokenizer(contexts, choices, truncation="only_first", max_length=length)
-            starts = range(0, len(choices), num_choices)
-            inputs = {name: [ids[start : start + num_choices] for start in starts] for name, ids in encoded.items()}
-            return inputs | ({"labels": batch["label"]} if "label" in batch else {})
+            inputs = tokenizer(contexts, choices, truncation="only_first", max_length=length)
+            return group_choices(inputs, num_choices)
 
-        options = self.data_args.map_options(f"tokenizing {split}")
-        inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
-        full = sum(max(map(len, choices)) >= length for choices in inputs["input_ids"])
-        if full:
-            logger.warning(
-                f"{full} of {len(rows)} articles fill {length} tokens with their choices; longer ones are truncated"
-            )
-        return inputs
+        return encode_batch
 
     def letters(self, split: str) -> tuple[str, ...]:
         """Return the names of the choices: A, B, ..."""

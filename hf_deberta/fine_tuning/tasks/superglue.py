@@ -35,7 +35,7 @@ prediction and probabilities (ReCoRD: the best entities), and the file of a Supe
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,16 +52,15 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks import glue, record
+from hf_deberta.fine_tuning.tasks import record
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as, with_numbers
-from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
-from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
+from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, read_targets
+from hf_deberta.fine_tuning.tasks.race import ChoiceCollator, group_choices
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, check_rows, csv_text, read_table, require_columns, require_texts
-from hf_deberta.training.errors import InputError, describe, input_errors
+from hf_deberta.training.errors import InputError, input_errors
 
 DIAGNOSTICS = ("axb", "axg")
 METRICS = CONFIGURATIONS["super_glue"]
@@ -161,13 +160,10 @@ def flatten_split(
         needs_idx = name == "multirc" and source.split != "train"
         require_columns(rows, [*TASKS[name].columns, *["idx"] * needs_idx], source.split)
         require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], source)
-        needs_label = "label" in rows.column_names and not source.split.startswith("test")
 
         def check(row: dict[str, Any]) -> None:
             if needs_idx:
                 read_as(row["idx"], MULTIRC_IDX, "idx")
-            if needs_label and row["label"] in (None, -1):
-                raise InputError(f"the label is {describe(row['label'])}; each row needs one")
             _check_positions(row, name)
 
         check_rows(rows, check)
@@ -221,19 +217,6 @@ def _flatten_wsc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 # The column that only the official format has, and the function that flattens its rows.
 NESTED_FORMATS = {"multirc": ("passage", _flatten_multirc), "wsc": ("target", _flatten_wsc)}
-
-
-def label_numbers(rows: Dataset, source: Source, name: str) -> np.ndarray | None:
-    """Return the label numbers of a flat split, -1 for missing ones; None if all are missing in rows to predict."""
-    if "label" not in rows.column_names:
-        numbers = np.full(len(rows), -1)
-    else:
-        numbers = glue.label_numbers(rows, TASKS[name].labels, source)
-    if (numbers >= 0).any():
-        return numbers
-    if not source.split.startswith("test"):
-        raise InputError(f"the {source.split} rows of {name} have no labels")
-    return None
 
 
 def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:
@@ -306,13 +289,12 @@ def find_span(text: str, span: str, word: int) -> tuple[int, int]:
 
 
 def metric_inputs(name: str, rows: Dataset, numbers: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
-    """Return the inputs of hf_deberta/metrics/super_glue.py for label numbers; rows without a label are left out."""
-    labelled = np.flatnonzero(numbers >= 0)
-    rows, labels, best = rows.select(labelled), numbers[labelled], predictions[labelled].tolist()
+    """Return the inputs of hf_deberta/metrics/super_glue.py for label numbers."""
+    best: list[Any] = predictions.tolist()
     if name == "multirc":
         best = [{"idx": idx, "prediction": number} for idx, number in zip(rows["idx"], best, strict=True)]
     pairs = {"pairs": _gender_pairs(rows)} if name == "axg" else {}
-    return {"predictions": best, "references": labels.tolist(), **pairs}
+    return {"predictions": best, "references": numbers.tolist(), **pairs}
 
 
 def _gender_pairs(rows: Dataset) -> list[str]:
@@ -371,17 +353,13 @@ class SuperGlue(Task):
                 self.sources[name] = Source("test", {file: len(rows)})
             splits = splits | diagnostics
         flat = {}
-        self.targets_of_split: dict[str, Any] = {}
         for key, raw in splits.items():
             name, options = self.name_of(key), self.data_args.map_options(f"reading {key}")
             flat[key], source = flatten_split(raw, self.sources[key], name, options)
             logger.info(f"{TASKS[name].submission_name} {source.split}: {len(flat[key]):,} rows")
             with input_errors(source):
-                self.targets_of_split[key] = label_numbers(flat[key], source, name)
+                self.targets_of_split[key] = read_targets(flat[key], source, TASKS[name].labels)
         return flat
-
-    def targets(self, split: str) -> Any:
-        return self.targets_of_split[split]
 
     @cached_property
     def model_labels(self) -> tuple[str, ...] | None:
@@ -390,37 +368,22 @@ class SuperGlue(Task):
     def config_fields(self) -> dict[str, Any]:
         return {} if self.task.two_choices else super().config_fields()
 
-    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+    def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
         """Return the inputs of a sequence classifier, or for COPA of a multiple choice model."""
-        rows, numbers, task, name = self.rows[split], self.targets_of_split[split], self.task, self.name_of(split)
-        if numbers is not None:
-            model_numbers = np.array([*map((self.model_labels or ()).index, task.labels), IGNORED])
-            numbers = model_numbers[numbers]  # -1, a missing label, is the last
+        name, two_choices = self.name_of(split), self.task.two_choices
 
-        def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        def encode_batch(batch: dict[str, list]) -> Any:
             columns = (map(csv_text, batch[x]) if x in TEXT_COLUMNS else batch[x] for x in TASKS[name].columns)
             pairs = [pair for values in zip(*columns, strict=True) for pair in text_pairs(name, *values)]
             texts = [first for first, _ in pairs], [second for _, second in pairs]
-            inputs = dict(tokenizer(*texts, truncation=True, max_length=length))
-            if task.two_choices:
-                inputs = {key: list(zip(values[::2], values[1::2], strict=True)) for key, values in inputs.items()}
-            if numbers is not None:
-                inputs["labels"] = numbers[indices].tolist()
-            return inputs
+            inputs = tokenizer(*texts, truncation=True, max_length=length)
+            return group_choices(inputs, 2) if two_choices else inputs
 
-        options = self.data_args.map_options(f"tokenizing {split}")
-        inputs = rows.map(encode_batch, with_indices=True, remove_columns=rows.column_names, **options)
-        if not task.two_choices:
-            warn_of_truncation(inputs, split, length)
-        return inputs
+        return encode_batch
 
     def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
         name, best = self.name_of(split), predictions.numbers(self.task.labels)
-        inputs = metric_inputs(name, self.rows[split], self.targets_of_split[split], best)
-        return compute_metric("super_glue", name, **inputs)
-
-    def predictions_name(self, split: str) -> str:
-        return f"predictions_{self.name_of(split)}"
+        return compute_metric("super_glue", name, **metric_inputs(name, self.rows[split], self.targets(split), best))
 
     def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
         """Write the file of a submission."""

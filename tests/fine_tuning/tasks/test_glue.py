@@ -140,7 +140,7 @@ def test_labels_of_csv_that_numbers_would_change(tmp_path, fields, labels):
     train = with_numbers(read_table(tmp_path / "train.csv"), ["label"], source)
     task = infer(train, source)
     assert task.labels == labels
-    targets = glue.read_targets(train, source, task, "label")
+    targets = glue.read_targets(train, source, task.labels)
     assert list(targets) == (list(map(float, fields)) if labels is None else list(map(labels.index, fields)))
 
 
@@ -166,20 +166,20 @@ def test_a_cell_that_is_no_number_among_numbers(tmp_path):
 
 @pytest.mark.parametrize("order", [glue.THREE_WAY_ENTAILMENT, ("contradiction", "entailment", "neutral")])
 def test_targets_are_in_the_order_of_the_model(encode, order):
-    """Rows number labels as GLUE does; -1 is a hidden label."""
+    """Rows number labels as GLUE does; -1 is a hidden label, which the loss ignores."""
     names = ["contradiction", "entailment", "neutral"]
     pairs = {"premise": ["a"] * 3, "hypothesis": ["b"] * 3}
     assert encode("mnli", {**pairs, "label": names}, "train", order)["labels"] == [order.index(x) for x in names]
     numbers = encode("mnli", {**pairs, "label": [2, 0, -1]}, "test", order)["labels"]
-    assert numbers == [order.index("contradiction"), order.index("entailment"), -1]
+    assert numbers == [order.index("contradiction"), order.index("entailment"), -100]
 
 
 @pytest.mark.parametrize(
     ("labels", "values", "expected"),
     [
-        (("no", "yes"), [1.0, 0.0, None], [1, 0, -1]),
-        (("1", "2"), [2.0, 1.0, None], [1, 0, -1]),
-        (("a", "b"), ["1", "0", ""], [1, 0, -1]),
+        (("no", "yes"), [1.0, 0.0, None], [1, 0, -100]),
+        (("1", "2"), [2.0, 1.0, None], [1, 0, -100]),
+        (("a", "b"), ["1", "0", ""], [1, 0, -100]),
         (("-1", "1"), [1, -1], [1, 0]),  # names that look like numbers, and -1 is one
         (("1", "5"), [1, 5], [0, 1]),
         (("LABEL_0", "LABEL_1"), [True, False], [1, 0]),
@@ -194,7 +194,7 @@ def test_targets(encode, labels, values, expected):
 def test_class_labels_have_names(encode):
     """A ClassLabel counts from 0, also if its names are numbers; the names win over another order of the labels."""
     assert encode(("1", "2", "3"), class_labels([0, 1, 2], ["1", "2", "3"]))["labels"] == [0, 1, 2]
-    assert encode(("-1", "1"), class_labels([0, 1, -1], ["-1", "1"]), "test")["labels"] == [0, 1, -1]  # the last hidden
+    assert encode(("-1", "1"), class_labels([0, 1, -1], ["-1", "1"]), "test")["labels"] == [0, 1, -100]
     assert encode(("pos", "neg"), class_labels([0, 1], ["neg", "pos"]))["labels"] == [1, 0]
     assert encode(("POS", "NEG"), class_labels([0, 1], ["neg", "pos"]))["labels"] == [1, 0]
     assert encode(("no", "NO", "on"), class_labels([0, 1, 2], ["NO", "no", "On"]))["labels"] == [1, 0, 2]

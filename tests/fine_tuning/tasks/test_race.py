@@ -197,7 +197,7 @@ def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
     assert "are truncated" not in caplog.text
     for length in (40, 20):  # at 20 a choice is longer than what is left of its article
         features = encode_choices(rows, tokenizer, length)
-        assert f"2 of 3 articles fill {length} tokens with their choices; longer ones are truncated" in caplog.text
+        assert f"2 of 3 inputs fill --max_seq_length {length}; longer ones are truncated" in caplog.text
         for cut, full, row in zip(features, complete, rows, strict=True):
             for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
                 kept = len(tokenizer(choice, add_special_tokens=False)["input_ids"]) + 2

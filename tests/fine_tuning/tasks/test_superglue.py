@@ -12,6 +12,7 @@ from hf_deberta.fine_tuning.run import read_rows
 from hf_deberta.fine_tuning.task import LabelLogits, prediction_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import superglue
+from hf_deberta.fine_tuning.tasks.glue import read_targets
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.data_files import Source
@@ -48,7 +49,7 @@ def made(name, split="train", rows=None, model_labels=None) -> superglue.SuperGl
     task = superglue.SuperGlue(ModelArguments(demo=True), superglue.SuperGlueArguments(task_name=name), None)
     task.rows = {split: flat(name, rows, split) if rows is None or isinstance(rows, list) else rows}
     source = Source("test" if split in superglue.DIAGNOSTICS else split)
-    task.targets_of_split = {split: superglue.label_numbers(task.rows[split], source, name)}
+    task.targets_of_split = {split: read_targets(task.rows[split], source, task.labels)}
     task.model_labels = model_labels or task.labels
     return task
 
@@ -64,18 +65,11 @@ def tokenizer(request):
 
 @pytest.mark.parametrize("name", [name for name in superglue.TASKS if name != "record"])
 def test_labels_as_names_and_numbers(name):
-    rows = flat(name)
-    numbers = superglue.label_numbers(rows, Source("train"), name)
-    names = superglue.TASKS[name].labels
+    rows, names = flat(name), superglue.TASKS[name].labels
+    numbers = read_targets(rows, Source("train"), names)
     for values in (numbers.tolist(), [names[number] for number in numbers]):
         again = rows.remove_columns("label").add_column("label", values)
-        assert (superglue.label_numbers(again, Source("train"), name) == numbers).all()
-    bare = rows.remove_columns("label")
-    assert superglue.label_numbers(bare.add_column("label", [-1] * len(rows)), Source("test"), name) is None
-    with pytest.raises(InputError, match="the train rows of .* have no labels"):
-        superglue.label_numbers(bare, Source("train"), name)
-    with pytest.raises(InputError, match=f"rows? 1.*: .*'contradicts'; .* {names[0]}, {names[1]}"):
-        superglue.label_numbers(bare.add_column("label", ["contradicts"] * len(rows)), Source("train"), name)
+        assert (read_targets(again, Source("train"), names) == numbers).all()
 
 
 @pytest.mark.parametrize(
