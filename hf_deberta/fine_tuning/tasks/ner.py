@@ -101,15 +101,13 @@ class Sentence:
     document: int | None = None
 
 
-@dataclass(frozen=True)
-class WordWindow:
+class WordWindow(NamedTuple):
     """An input with the words [start, end), of which [label_start, label_end) have labels."""
 
     start: int
     end: int
     label_start: int
     label_end: int
-    is_partial: bool  # the labelled words are a part of a sentence
 
 
 def read_conll(path: str | Path) -> Dataset:
@@ -272,22 +270,10 @@ def group_sentences(sentences: Sequence[Sentence], context: str = "none") -> Ite
             f"document context {context!r} needs documents, and the data has neither -DOCSTART- lines nor a column "
             "document_id: add them, or read each sentence alone with --document_context none"
         )
-    numbered = zip(_first_words(sentences), sentences, strict=True)
-    if context == "none":
-        groups = ([pair] for pair in numbered)
-    else:
-        groups = (list(pairs) for _, pairs in groupby(numbered, key=lambda pair: pair[1].document))
+    documents = groupby(sentences, key=lambda sentence: sentence.document)
+    groups = ([sentence] for sentence in sentences) if context == "none" else (list(group) for _, group in documents)
     for group in groups:
-        yield {
-            "sentences": [sentence.words for _, sentence in group],
-            "tags": [sentence.tags for _, sentence in group],
-            "first_word": group[0][0],
-        }
-
-
-def _first_words(sentences: Sequence[Sentence]) -> list[int]:
-    """Return the index of each sentence's first word among the words of the split."""
-    return list(accumulate((len(sentence.words) for sentence in sentences), initial=0))[:-1]
+        yield {"sentences": [sentence.words for sentence in group], "tags": [sentence.tags for sentence in group]}
 
 
 def encode_sentences(
@@ -300,18 +286,14 @@ def encode_sentences(
 ) -> dict[str, list]:
     """Return the windows of a batch of `group_sentences`, for `Dataset.map(batched=True)`.
 
-    Besides the model inputs, each window has `word_indices` (the labelled words, numbered in the split),
-    `word_positions` (the first token of each) and `is_partial`. `labels` is left out for unlabelled rows.
+    Each window has `input_ids` and `word_positions`, the first token of each of its labelled words; and `labels`, if
+    the rows have some. All windows together label the words of the rows in their order.
 
     Args:
         label_all_tokens: label all tokens of a word, not only the first.
     """
     prefix, suffix = _special_tokens(tokenizer)
     limit = max_length - len(prefix) - len(suffix)
-    if limit < 1:
-        raise InputError(
-            f"max_seq_length {max_length} leaves no room for words beside {len(prefix + suffix)} special tokens"
-        )
     label_ids = {label: index for index, label in enumerate(labels)}
     # The label of a word's other tokens, by that of its first.
     continued = {
@@ -319,36 +301,27 @@ def encode_sentences(
         for label, index in label_ids.items()
         if label_all_tokens
     }
-    has_labels = any(tags[0] is not None for tags in rows["tags"])
-    has_token_types = "token_type_ids" in tokenizer.model_input_names
-    tokenized = iter(_tokenize_words(tokenizer, [s for sentences in rows["sentences"] for s in sentences], limit))
-    windows: list[dict[str, Any]] = []
-    for sentences, tags, first_word in zip(rows["sentences"], rows["tags"], rows["first_word"], strict=True):
+    tokenized = _tokenize_words(tokenizer, [s for sentences in rows["sentences"] for s in sentences], limit)
+    labelled = rows["tags"][0][0] is not None
+    windows: dict[str, list] = {"input_ids": [], "word_positions": [], **({"labels": []} if labelled else {})}
+    for sentences, tags in zip(rows["sentences"], rows["tags"], strict=True):
         words = [ids for _ in sentences for ids in next(tokenized)]
-        word_labels = [
-            IGNORED if sentence_tags is None else label_ids[sentence_tags[index]]
-            for sentence, sentence_tags in zip(sentences, tags, strict=True)
-            for index in range(len(sentence))
-        ]
+        word_labels = [label_ids[tag] for sentence_tags in tags for tag in sentence_tags or ()]
         bounds = list(accumulate(map(len, sentences), initial=0))
         for window in plan_windows(list(map(len, words)), bounds, limit, context):
             ids, token_labels, positions = list(prefix), [IGNORED] * len(prefix), []
             for index in range(window.start, window.end):
                 label = IGNORED
                 if window.label_start <= index < window.label_end:
-                    label = word_labels[index]
+                    label = word_labels[index] if labelled else IGNORED
                     positions.append(len(ids))
                 ids += words[index]
                 token_labels += [label] + [continued.get(label, IGNORED)] * (len(words[index]) - 1)
-            ids += suffix
-            token_labels += [IGNORED] * len(suffix)
-            features = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": [0] * len(ids)}
-            labelled = list(range(first_word + window.label_start, first_word + window.label_end))
-            features |= {"labels": token_labels, "word_indices": labelled, "word_positions": positions}
-            windows.append({**features, "is_partial": window.is_partial})
-    columns = ["input_ids", "attention_mask", *["token_type_ids"] * has_token_types, *["labels"] * has_labels]
-    columns += ["word_indices", "word_positions", "is_partial"]
-    return {column: [features[column] for features in windows] for column in columns}
+            windows["input_ids"].append(ids + suffix)
+            windows["word_positions"].append(positions)
+            if labelled:
+                windows["labels"].append(token_labels + [IGNORED] * len(suffix))
+    return windows
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
@@ -383,17 +356,17 @@ def plan_windows(lengths: Sequence[int], bounds: Sequence[int], limit: int, cont
         bounds: the first word of each sentence, and the number of words.
 
     >>> list(plan_windows([1, 1, 1], [0, 2, 3], 4, "merged"))
-    [WordWindow(start=0, end=3, label_start=0, label_end=3, is_partial=False)]
+    [WordWindow(start=0, end=3, label_start=0, label_end=3)]
     """
     sentences = [(start, end) for start, end in pairwise(bounds) if end > start]
     if not sentences:
         return
     for start, end in _join_spans(sentences, lengths, limit) if context == "merged" else sentences:
         lower, upper = (0, len(lengths)) if context == "around" else (start, end)
-        is_partial = sum(lengths[start:end]) > limit
+        is_too_long = sum(lengths[start:end]) > limit
         words = [(index, index + 1) for index in range(start, end)]
-        for part in _join_spans(words, lengths, limit // 2) if is_partial else [(start, end)]:
-            yield WordWindow(*_add_context(lengths, part, lower, upper, limit), *part, is_partial)
+        for part in _join_spans(words, lengths, limit // 2) if is_too_long else [(start, end)]:
+            yield WordWindow(*_add_context(lengths, part, lower, upper, limit), *part)
 
 
 def _join_spans(spans: list[tuple[int, int]], lengths: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
@@ -441,19 +414,16 @@ def labels_of_words(
     Args:
         best: label indices [windows, tokens].
         probabilities: of these labels.
-        features: the columns `word_indices` and `word_positions` of these windows.
+        features: with the column `word_positions` of these windows.
     """
-    starts = _first_words(sentences)
-    by_word = np.full((2, sum(len(sentence.words) for sentence in sentences)), IGNORED, float)
-    for values in zip(best, probabilities, features["word_indices"], features["word_positions"], strict=True):
-        *values_of_tokens, words, positions = values
-        by_word[:, words] = np.stack(values_of_tokens)[:, positions]
-    missing = (by_word[0] == IGNORED).sum()
-    if missing:
-        raise ValueError(f"{missing} words have no prediction: the windows are not those of these sentences")
-    parts = [slice(start, start + len(s.words)) for start, s in zip(starts, sentences, strict=True)]
-    names = [labels[int(index)] for index in by_word[0]]
-    return WordLabels([names[part] for part in parts], [by_word[1, part].tolist() for part in parts])
+    sentence_ends = np.cumsum([len(sentence.words) for sentence in sentences])[:-1]
+
+    def by_sentence(values: np.ndarray) -> list[np.ndarray]:
+        of_words = [row[positions] for row, positions in zip(values, features["word_positions"], strict=True)]
+        return np.split(np.concatenate(of_words), sentence_ends)
+
+    names = [[labels[index] for index in indices] for indices in by_sentence(best)]
+    return WordLabels(names, [values.astype(float).tolist() for values in by_sentence(probabilities)])
 
 
 def write_conll_predictions(
@@ -565,11 +535,7 @@ class NamedEntities(Task):
             return encode_sentences(batch, tokenizer, labels, length, context, all_tokens)
 
         options = data_args.map_options(f"tokenizing {split}")
-        inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
-        partial = sum(inputs["is_partial"])
-        if partial:
-            logger.info(f"{split}: {partial:,} windows are parts of sentences longer than --max_seq_length {length}")
-        return inputs
+        return rows.map(encode_batch, remove_columns=rows.column_names, **options)
 
     def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> WordLabels:
         return labels_of_words(outputs[0], outputs[1], inputs, self.rows[split], self.labels or ())
