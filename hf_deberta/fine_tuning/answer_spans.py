@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
@@ -64,7 +64,7 @@ class SquadEncoder:
     def training_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
         """Return inputs with start_positions and end_positions; [CLS] if a window does not hold the whole answer."""
         rows = _drop_misplaced_answers(rows)
-        features = self._encode(rows, map_options, with_characters=False)
+        features = self.evaluation_features(rows, map_options)
         ends = zip(features["row"][:], features["end_positions"][:], strict=True)
         answered = {row for row, end in ends if end != CLS_POSITION}
         lost = sum(bool(answers["text"]) for answers in rows["answers"]) - len(answered)
@@ -73,7 +73,7 @@ class SquadEncoder:
                 f"{lost} of {len(rows)} questions have an answer that no window of {self.max_seq_length} tokens holds "
                 "completely, and are trained as unanswerable; a larger doc_stride lets windows share more tokens"
             )
-        return features.remove_columns("row")
+        return features.remove_columns(["row", "first", "starts", "ends"])
 
     def evaluation_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
         """Return inputs with the columns that `find_answers` needs.
@@ -81,18 +81,15 @@ class SquadEncoder:
         These are `row`, `first` (the position of the first context token), and `starts` and `ends` (the characters of
         each context token). If the rows have answers, start_positions and end_positions are there for the loss.
         """
-        return self._encode(rows, map_options, with_characters=True)
+        options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
+        return rows.map(self._encode_batch, **options)
 
     def windows(self, questions: list[str], contexts: list[str]) -> dict[str, list]:
         """Return the columns of `evaluation_features` for questions without answers, without files of a Dataset."""
         batch = {"id": list(map(str, range(len(questions)))), "question": questions, "context": contexts}
-        return self._encode_batch(batch, list(range(len(questions))), with_characters=True)
+        return self._encode_batch(batch, list(range(len(questions))))
 
-    def _encode(self, rows: Dataset, map_options: dict[str, Any] | None, with_characters: bool) -> Dataset:
-        options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
-        return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
-
-    def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
+    def _encode_batch(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         """Encode the rows with the same stride together, as a call of the tokenizer has one for all its rows."""
         batch = {**batch, "question": self._truncate_questions(batch["question"])}
         lengths, limit = self._token_counts(batch["question"]), self.max_question_length
@@ -110,39 +107,25 @@ class SquadEncoder:
         features: dict[str, list] = defaultdict(list)
         for stride, rows in sorted(rows_of_stride.items()):
             part = {name: [column[row] for row in rows] for name, column in batch.items()}
-            windows = self._encode_rows(part, [indices[row] for row in rows], with_characters, stride)
+            windows = self._encode_rows(part, [indices[row] for row in rows], stride)
             for name, values in windows.items():
                 features[name] += values
         return features
 
-    def _encode_rows(
-        self, batch: dict[str, list], indices: list[int], with_characters: bool, stride: int
-    ) -> dict[str, list]:
-        encoded = self.tokenizer(
-            batch["question"],
-            batch["context"],
-            truncation="only_second",
-            max_length=self.max_seq_length,
-            stride=stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-        rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+    def _encode_rows(self, batch: dict[str, list], indices: list[int], stride: int) -> dict[str, list]:
+        texts = batch["question"], batch["context"]
         answers = list(map(first_answer_span, batch["answers"])) if "answers" in batch else None
-        features = defaultdict(list, encoded, row=[indices[row] for row in rows])
-        for window, (row, part) in enumerate(zip(rows, window_parts(encoded, offsets, rows, 1, stride), strict=True)):
-            first, end = part.first, part.end
-            pieces = encoded.tokens(window)[first:end]
-            spans = token_character_spans(pieces, offsets[window][first:end], batch["context"][row])
+        features: dict[str, list] = defaultdict(list)
+        for window in tokenize_windows(self.tokenizer, texts, "only_second", self.max_seq_length, stride):
+            part = slice(window.first, window.end)
+            spans = token_character_spans(window.tokens[part], window.offsets[part], batch["context"][window.row])
             starts, ends = np.array(spans, np.int32)
-            if with_characters:
-                features["first"].append(first)
-                features["starts"].append(starts)
-                features["ends"].append(ends)
+            columns = {"row": indices[window.row], "first": window.first, "starts": starts, "ends": ends}
             if answers is not None:
-                span = answer_token_span(answers[row], part, starts, ends) or (CLS_POSITION, CLS_POSITION)
-                features["start_positions"].append(span[0])
-                features["end_positions"].append(span[1])
+                span = answer_token_span(answers[window.row], window, starts, ends) or (CLS_POSITION, CLS_POSITION)
+                columns |= dict(zip(("start_positions", "end_positions"), span, strict=True))
+            for name, value in (window.inputs | columns).items():
+                features[name].append(value)
         return features
 
     def _truncate_questions(self, questions: list[str]) -> list[str]:
@@ -169,36 +152,60 @@ class SquadEncoder:
         return self.max_seq_length - (self.doc_stride or 0) - self.tokenizer.num_special_tokens_to_add(pair=True) - 1
 
 
-class WindowPart(NamedTuple):
-    """The part of a text in a window: the tokens [first, end), and the characters [start, stop) that are all in it."""
+@dataclass
+class Window:
+    """An input with a part of a text: its tokens [first, end), and the characters [start, stop) that are all in it.
 
+    Args:
+        row: the number of the text.
+        offsets: the characters of each token.
+    """
+
+    inputs: dict[str, list]
+    row: int
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
     first: int
     end: int
     start: int = 0
     stop: float = math.inf
 
 
-def window_parts(
-    encoded: BatchEncoding, offsets: list[list[tuple[int, int]]], rows: Sequence[int], sequence: int, stride: int
-) -> list[WindowPart]:
-    """Return the part of its text in each window. A window may begin or end between two tokens of one character.
+def tokenize_windows(
+    tokenizer: PreTrainedTokenizerBase,
+    texts: tuple[list[str], list[str]],
+    truncation: Literal["only_first", "only_second"],
+    max_length: int,
+    stride: int,
+) -> list[Window]:
+    """Return the windows of pairs of texts, one of which is split. A window may begin or end within a character.
 
     Args:
-        rows: the number of each window's text. Neighbouring windows of a text share `stride` tokens.
-        sequence: the place of the text in the input, 0 or 1.
+        stride: tokens that neighbouring windows of a text share.
     """
-    parts: list[WindowPart] = []
-    for window, row in enumerate(rows):
-        tokens = [token for token, place in enumerate(encoded.sequence_ids(window)) if place == sequence]
-        parts.append(WindowPart(tokens[0], tokens[-1] + 1) if tokens else WindowPart(0, 0))
-        if window and rows[window - 1] == row:
-            left, right = sorted((window - 1, window), key=lambda each: offsets[each][parts[each].first])
-            next_token, last_token = parts[right].first + stride, parts[left].end - 1
-            stop, (_, start) = offsets[right][next_token][0], offsets[left][last_token - stride]
-            if encoded.tokens(right)[next_token].startswith("▁"):  # its offsets may include the character before it
-                stop = max(stop, offsets[left][last_token][1])
-            parts[left], parts[right] = parts[left]._replace(stop=stop), parts[right]._replace(start=start)
-    return parts
+    encoded = tokenizer(
+        *texts,
+        truncation=truncation,
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+    windows: list[Window] = []
+    for number, row in enumerate(rows):
+        inputs = {name: values[number] for name, values in encoded.items()}
+        sequence = int(truncation == "only_second")
+        places = [token for token, place in enumerate(encoded.sequence_ids(number)) if place == sequence]
+        first, end = (places[0], places[-1] + 1) if places else (0, 0)
+        windows.append(Window(inputs, row, encoded.tokens(number), offsets[number], first, end))
+        if number and windows[-2].row == row:
+            left, right = sorted(windows[-2:], key=lambda window: window.offsets[window.first])
+            next_token, last_token = right.first + stride, left.end - 1
+            left.stop, right.start = right.offsets[next_token][0], left.offsets[last_token - stride][1]
+            if right.tokens[next_token].startswith("▁"):  # its offsets may include the character before it
+                left.stop = max(left.stop, left.offsets[last_token][1])
+    return windows
 
 
 def token_character_spans(
@@ -241,35 +248,32 @@ def first_answer_span(answers: dict[str, list]) -> tuple[int, int] | None:
 
 
 def answer_token_span(
-    answer: tuple[int, int] | None, part: WindowPart, starts: np.ndarray, ends: np.ndarray
+    answer: tuple[int, int] | None, window: Window, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[int, int] | None:
     """Return the first and last token of an answer given in characters; None if it is not all in the window."""
-    if answer is None or answer[0] < part.start or answer[1] > part.stop:
+    if answer is None or answer[0] < window.start or answer[1] > window.stop:
         return None
     begin, end = np.searchsorted(ends, answer[0], "right"), np.searchsorted(starts, answer[1], "left") - 1
-    return (part.first + int(begin), part.first + int(end)) if begin <= end else None
+    return (window.first + int(begin), window.first + int(end)) if begin <= end else None
 
 
 def _drop_misplaced_answers(rows: Dataset) -> Dataset:
     """Return the rows whose answer is where `answer_start` says, with a warning about the others."""
-    correct, example = [], None
+    misplaced = {}
     for index, (context, answers) in enumerate(zip(rows["context"], rows["answers"], strict=True)):
-        text, start = (answers["text"][0], answers["answer_start"][0]) if answers["text"] else ("", 0)
-        actual = context[max(start, 0) :][: len(text)]
-        if start >= 0 and actual == text:
-            correct.append(index)
-        elif example is None:
-            example = (
-                f"question {rows[index]['id']!r} has the answer {text!r} at {start}, where the context has {actual!r}"
-            )
-    rule = "it counts characters of the context from 0"
-    if not correct:
-        raise InputError(f"no answer is where its answer_start says ({rule}): {example}")
-    if example is None:
+        for text, start in [*zip(answers["text"], answers["answer_start"], strict=True)][:1]:
+            actual = context[max(start, 0) :][: len(text)]
+            if start < 0 or actual != text:
+                misplaced[index] = f"has the answer {text!r} at {start}, where the context has {actual!r}"
+    if not misplaced:
         return rows
-    dropped = f"{len(rows) - len(correct)} of {len(rows)} training rows"
-    logger.warning(f"{dropped} are dropped, because their answer_start is wrong ({rule}): {example}")
-    return rows.select(correct)
+    first = next(iter(misplaced))
+    example = f"(it counts characters of the context from 0): question {rows[first]['id']!r} {misplaced[first]}"
+    if len(misplaced) == len(rows):
+        raise InputError(f"no answer is where its answer_start says {example}")
+    dropped = f"{len(misplaced)} of {len(rows)} training rows"
+    logger.warning(f"{dropped} are dropped, because their answer_start is wrong {example}")
+    return rows.select([index for index in range(len(rows)) if index not in misplaced])
 
 
 # 2. Predicted answers and their files
@@ -369,17 +373,13 @@ def rank_spans(
     max_answer_length: int = 30,
 ) -> list[tuple[list[AnswerSpan], AnswerSpan]]:
     """Return the best spans of each question, best first, and its "no answer", from the arguments of `find_answers`."""
-    windows = len(features["row"])
-    if not windows == len(start_logits) == len(end_logits):
-        raise ValueError(f"{windows} windows have {len(start_logits)} start and {len(end_logits)} end logits")
-    for name, value in {"n_best_size": n_best_size, "max_answer_length": max_answer_length}.items():
-        if value < 1:
-            raise InputError(f"{name} must be at least 1, not {value}")
+    if max_answer_length < 1:
+        raise InputError(f"max_answer_length must be at least 1, not {max_answer_length}")
     spans: list[dict[tuple[int, int], AnswerSpan]] = [{} for _ in range(questions)]
     nulls: dict[int, AnswerSpan] = {}
     columns = (features[name] for name in ("row", "first", "starts", "ends"))
-    for window, (row, first, starts, ends) in enumerate(zip(*columns, strict=True)):
-        logits = np.stack([start_logits[window], end_logits[window]])
+    for row, first, starts, ends, *both_logits in zip(*columns, start_logits, end_logits, strict=True):
+        logits = np.stack(both_logits)
         null = AnswerSpan(0, 0, *map(float, logits[:, CLS_POSITION]))
         if row not in nulls or null.score < nulls[row].score:
             nulls[row] = null

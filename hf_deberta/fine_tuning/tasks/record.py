@@ -18,7 +18,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
-from hf_deberta.fine_tuning.answer_spans import WindowPart, window_parts
+from hf_deberta.fine_tuning.answer_spans import Window, tokenize_windows
 from hf_deberta.fine_tuning.task import Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
@@ -141,33 +141,19 @@ def encode_questions(
     labelled, shared = has_answers(rows), min(stride, room // 2)
 
     def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        encoded = tokenizer(
-            batch["passage"],
-            [query.replace(PLACEHOLDER, mask) for query in batch["query"]],
-            truncation="only_first",
-            max_length=max_length,
-            stride=shared,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-        row_of_window, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
-        mentions = [mention_spans(entities) for entities in batch["entity_spans"]]
-        names = [*encoded, "entity_indices", *["labels"] * labelled, "entities", "row"]
+        texts = batch["passage"], [query.replace(PLACEHOLDER, mask) for query in batch["query"]]
+        names = [*tokenizer.model_input_names, "entity_indices", *["labels"] * labelled, "entities", "row"]
         inputs: dict[str, list] = {name: [] for name in names}
-        parts = window_parts(encoded, offsets, row_of_window, 0, shared)
-        for window, (row, part) in enumerate(zip(row_of_window, parts, strict=True)):
-            tokens = mention_tokens(part, offsets[window], mentions[row])
-            if not tokens:
-                continue
-            for name in encoded:
-                inputs[name].append(encoded[name][window])
-            inputs["entity_indices"].append(list(tokens.values()))
-            inputs["entities"].append(list(tokens))
-            inputs["row"].append(indices[row])
-            if labelled:
-                passage, answers = batch["passage"][row], batch["answers"][row]
-                texts = [passage[slice(*mentions[row][entity])] for entity in tokens]
-                inputs["labels"].append([int(text in answers) for text in texts])
+        for window in tokenize_windows(tokenizer, texts, "only_first", max_length, shared):
+            passage, spans = batch["passage"][window.row], mention_spans(batch["entity_spans"][window.row])
+            if tokens := mention_tokens(window, spans):
+                columns = {"entity_indices": list(tokens.values()), "entities": list(tokens)}
+                columns |= {"row": indices[window.row]}
+                if labelled:
+                    answers = batch["answers"][window.row]
+                    columns |= {"labels": [int(passage[slice(*spans[entity])] in answers) for entity in tokens]}
+                for name, value in (window.inputs | columns).items():
+                    inputs[name].append(value)
         return inputs
 
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
@@ -184,15 +170,13 @@ def mention_spans(entities: dict[str, list] | list[dict]) -> list[tuple[int, int
     return [(int(entity["start"]), int(entity["end"])) for entity in entities]
 
 
-def mention_tokens(
-    part: WindowPart, offsets: list[tuple[int, int]], mentions: list[tuple[int, int]]
-) -> dict[int, list[int]]:
+def mention_tokens(window: Window, mentions: list[tuple[int, int]]) -> dict[int, list[int]]:
     """Return the tokens of each mention that is all in the window, by its number."""
-    tokens = np.arange(part.first, part.end)
-    starts, ends = np.array(offsets).T[:, part.first : part.end]
+    tokens = np.arange(window.first, window.end)
+    starts, ends = np.array(window.offsets).T[:, window.first : window.end]
     mention_tokens = {}
     for number, (start, end) in enumerate(mentions):
-        if start >= part.start and end <= part.stop:
+        if start >= window.start and end <= window.stop:
             in_mention = tokens[(starts < end) & (ends > start)]
             if len(in_mention):
                 mention_tokens[number] = in_mention.tolist()

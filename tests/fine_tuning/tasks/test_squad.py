@@ -396,8 +396,7 @@ def test_prediction_files(tmp_path, tokenizer):
 
 def test_invalid_arguments():
     logits = np.zeros((2, 5))
-    with pytest.raises(ValueError, match="2 windows have 1 start and 2 end logits"):
+    with pytest.raises(ValueError, match="shorter"):
         find_answers(ROWS, WINDOWS, logits[:1], logits)
-    for name in ("n_best_size", "max_answer_length"):
-        with pytest.raises(InputError, match=f"{name} .* not 0"):
-            find_answers(ROWS, WINDOWS, logits, logits, **{name: 0})
+    with pytest.raises(InputError, match="max_answer_length .* not 0"):
+        find_answers(ROWS, WINDOWS, logits, logits, max_answer_length=0)
