@@ -180,15 +180,15 @@ def infer_task(
     >>> task.columns, task.labels, task.metric
     (('text',), ('neg', 'pos'), 'classification')
     """
-    hint = "" if columns else ", and one or two text columns, if there are several, with --text_column_names"
-    require_columns(rows, [label_column], "train", LABEL_HINT + hint)
+    require_columns(rows, [label_column], "train", LABEL_HINT)
     texts = tuple(columns or choose_text_columns(rows, source, label_column))
     feature = rows.features[label_column]
     if _is_label_list(feature) and not regression:
-        labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column, "train"))
-        _check_labels(labels, len(rows), label_column, minimum=1)
+        labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column))
+        if not labels:
+            raise InputError(f"no row has labels in the column {label_column!r}, only empty lists")
         return GlueTask("multi_label", texts, labels)
-    require_label_format(rows, label_column, "train", multi_label=False)
+    require_label_format(rows, label_column, "train")
     require_no_missing_labels([is_empty(value) for value in rows[label_column][:]], source, label_column)
     if regression is None and _is_text(feature):
         require_names_or_numbers(rows, label_column)
@@ -200,7 +200,8 @@ def infer_task(
             )
         return GlueTask("regression", texts, None)
     labels = _label_names(feature, rows[label_column][:])
-    _check_labels(labels, len(rows), label_column, minimum=2)
+    if len(labels) < 2:
+        raise InputError(f"the {len(rows)} train rows have only the label {labels[0]!r} in the column {label_column!r}")
     return GlueTask("classification", texts, labels)
 
 
@@ -234,7 +235,7 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
     return tuple(f"LABEL_{label:d}" if counts_from_zero else str(label) for label in labels)
 
 
-def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
+def _flatten_label_lists(rows: Dataset, column: str) -> list:
     """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column][:] if row]
     if empty := [row for row, values in enumerate(rows[column][:]) if any(map(is_empty, values or ()))]:
@@ -244,8 +245,8 @@ def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
     pairs = all(len(row) == 2 for row in lists)  # [0, 1] or [1, 0] in each row: no row would lack a label
     if set(labels) == {0, 1} and (vectors := [row for row in lists if pairs or len(set(row)) < len(row)]):
         raise InputError(
-            f"the {split} rows have {vectors[0]!r} in the column {column!r}, which looks like a 0 or 1 for each "
-            "label: put the names or numbers of the row's labels there"
+            f"the train rows have {vectors[0]!r} in the column {column!r}, which looks like a 0 or 1 for each label: "
+            "put the names or numbers of the row's labels there"
         )
     return labels
 
@@ -253,16 +254,6 @@ def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
 def _is_label_list(feature: Any) -> bool:
     element = getattr(feature, "feature", None)
     return isinstance(element, Value | ClassLabel) and not element.dtype.startswith(("float", "bool"))
-
-
-def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int) -> None:
-    """Require enough labels to train on."""
-    if len(labels) < minimum:
-        present = f"only the label {short_repr(labels[0])}" if labels else "no labels"
-        raise InputError(
-            f"the {rows} train rows have {present} in the column {column!r}: training needs "
-            f"{'two labels' if minimum == 2 else 'a label'} or more"
-        )
 
 
 def listed(names: Sequence[str]) -> str:
@@ -295,20 +286,18 @@ def require_text_columns(rows: Dataset, columns: Sequence[str], source: Source, 
             logger.warning(f"{source(blank)}: no text in the column {name!r}; read as an empty text")
 
 
-def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool) -> None:
+def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool = False) -> None:
     """Require one label in each row, or a list of labels in a multi-label task."""
     feature = rows.features[column]
-    if multi_label and not _is_label_list(feature) and getattr(feature, "dtype", None) != "null":
-        raise InputError(
-            f"each row needs a list of labels in a multi-label task; the {split} rows have "
-            f"{short_repr(rows[0][column])} in row 1 of the column {column!r}. Write a list even for one label or none"
-        )
-    if not multi_label and not isinstance(feature, Value | ClassLabel):
-        raise InputError(
-            f"each row needs one label, a number or a name; the {split} rows have {short_repr(rows[0][column])} in row "
-            f"1 of the column {column!r}. For multi-label classification, use lists of names or integers, without "
-            "--task_name and --do_regression"
-        )
+    if multi_label:
+        is_right = _is_label_list(feature) or getattr(feature, "dtype", None) == "null"
+        rule = "a list of labels, also for one label or none"
+    else:
+        is_right = isinstance(feature, Value | ClassLabel)
+        rule = "one label; for several, lists of names or integers, without --task_name and --do_regression"
+    if not is_right:
+        value = short_repr(rows[0][column])
+        raise InputError(f"each row needs {rule}; the {split} rows have {value} in row 1 of the column {column!r}")
 
 
 def require_no_missing_labels(is_missing: list[bool], source: Source, column: str) -> None:
@@ -422,7 +411,7 @@ def read_targets(
         return None
     require_columns(rows, [column], source.split, LABEL_HINT)
     if labels is None:
-        require_label_format(rows, column, source.split, multi_label=False)
+        require_label_format(rows, column, source.split)
         is_missing = [is_empty(value) for value in rows[column][:]]
         require_no_missing_labels(is_missing, source, column)
         return None if any(is_missing) else read_numbers(rows, column)
