@@ -2,7 +2,6 @@
 
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +9,10 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.fine_tuning.arguments import FineTuningArguments, choose_flags, demo_flags, recipe_flags
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, choose_flags, recipe_flags
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task_model import ModelArguments
+from hf_deberta.fine_tuning.tasks.glue import GlueArguments
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.script import run_script
 
@@ -72,15 +71,6 @@ def test_precision_of_the_recipe(tmp_path, monkeypatch, has_bf16, fields, expect
     assert {"bf16", "fp16"} & set(recipe) == expected
 
 
-@dataclass
-class RowArguments(DataArguments):
-    """The flags of a script that reads columns."""
-
-    task_name: str | None = None
-    text_column_names: list[str] | None = None
-    label_column_name: str = "label"
-
-
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
     """Parses the command line of a script whose task is CoLA; returns its arguments without running anything.
@@ -92,7 +82,7 @@ def parse(tmp_path, monkeypatch):
         config = HfDebertaConfig.from_preset("tiny")
         config.fine_tuning_flags = trained
         config.save_pretrained(tmp_path / "model")
-        classes, parsed = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments), []
+        classes, parsed = (ModelArguments, GlueArguments, SiftArguments, FineTuningArguments), []
         given = ["--model_name_or_path", model, "--output_dir", tmp_path / "out"] if model else []
         monkeypatch.setattr(sys, "argv", ["run_x.py", *map(str, given), "--use_cpu", *map(str, words)])
         choose = partial(choose_flags, recipe_task=lambda flags: "cola", demo="glue")
@@ -132,30 +122,24 @@ def test_predictions_need_no_message_about_training(parse, caplog):
     assert (args.do_train, args.do_eval, args.do_predict) == (False, False, True)
 
 
-def test_each_demo_has_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for task in ("glue", "ner"):
-        assert demo_flags(None, task)["output_dir"] == str(Path("demo_output", task))
-    assert demo_flags("mine", "glue")["train_file"] == str(Path("mine/inputs/train.jsonl"))
-
-
 # Flags of the training, kept in config.json
 
 
-TRAINED = {"task_name": "mnli", "text_column_names": ["a", "b"], "label_column_name": "verdict", "max_seq_length": 40}
+COLUMNS = ["premise", "hypothesis"]
+TRAINED = {"task_name": "mnli", "text_column_names": COLUMNS, "label_column_name": "verdict", "max_seq_length": 40}
 
 
 @pytest.mark.parametrize(
     ("words", "columns", "label", "length"),
     [
-        (["--do_eval"], ["a", "b"], "verdict", 40),
-        (["--do_predict", "--recipe", "none"], ["a", "b"], "verdict", 40),
-        (["--do_eval", "--task_name", "MNLI"], ["a", "b"], "verdict", 40),
+        (["--do_eval"], COLUMNS, "verdict", 40),
+        (["--do_predict", "--recipe", "none"], COLUMNS, "verdict", 40),
+        (["--do_eval", "--task_name", "MNLI"], COLUMNS, "verdict", 40),
         (["--do_eval", "--task_name", "rte"], None, "label", 64),
         (["--do_train", "--do_eval"], None, "label", 64),
         ([], None, "label", 64),
         (["--do_eval", "--text_column_names", "c", "--label_column_name", "label"], ["c"], "label", 40),
-        (["--do_eval", "--max_seq_length", "20"], ["a", "b"], "verdict", 20),
+        (["--do_eval", "--max_seq_length", "20"], COLUMNS, "verdict", 20),
     ],
 )
 def test_without_training_the_inputs_are_those_of_the_training(parse, words, columns, label, length):
@@ -165,14 +149,8 @@ def test_without_training_the_inputs_are_those_of_the_training(parse, words, col
 
 def test_the_flags_of_the_training_are_logged(parse, caplog):
     parse("--do_eval", "--label_column_name", "gold", trained=TRAINED)
-    assert "As the checkpoint was trained: --text_column_names a b, --max_seq_length 40." in caplog.text
+    assert "As the checkpoint was trained: --text_column_names premise hypothesis, --max_seq_length 40." in caplog.text
     assert "Not as the checkpoint was trained: --label_column_name gold." in caplog.text
-
-
-@pytest.mark.parametrize(("trained", "length"), [({**TRAINED, "max_seq_length": None}, None), (None, 64), ({}, 64)])
-def test_a_length_that_was_not_set_in_training(parse, trained, length, caplog):
-    assert parse("--do_eval", trained=trained)[1].max_seq_length == length
-    assert bool(caplog.text) == bool(trained)
 
 
 # Actions and metrics

@@ -25,12 +25,9 @@ def test_published_sizes_are_recognised(size):
     [
         ("mnli", "v1-base", (3, 3e-5, 64, 1000, 0.1, 256)),
         ("mnli", "v3-large", (2, 7e-6, 64, 500, 0.3, 256)),
-        ("mnli", "v3-small", (3, 4.5e-5, 64, 1500, 0.2, 256)),
         ("cola", "v2-xxlarge", (10, 2.5e-6, 32, 100, 0.2, 64)),
-        ("qqp", "v2-xlarge", (10, 4e-6, 64, 1000, 0.2, 320)),
         ("conll2003", "v3-large", (10, 9e-6, 16, 10, 0, 512)),
         ("conll2003", "v1-large", (15, 1e-5, 16, 0.1, 0, 512)),
-        ("race", "v1-large", (6, 8e-6, 32, 100, 0.2, 320)),
         ("anli", "v3-large", (10, 7e-6, 256, 1000, 0.1, 70)),
     ],
 )
@@ -65,12 +62,9 @@ def test_rates_that_were_not_published(task, size, rate, source):
     [
         ("mnli", "v1-base", False, True),
         ("cola", "v1-base", False, False),
-        ("rte", "v1-large", False, False),
-        ("rte", "v3-large", False, True),
         ("mnli", "v3-small", False, True),
         ("mnli", "v3-small", True, False),
         ("mnli", "v3-base", True, True),
-        ("squad", "v3-base", False, True),
     ],
 )
 def test_precision_as_released(task, size, sift, is_half):

@@ -2,14 +2,13 @@
 
 import json
 import logging
-import re
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
@@ -125,19 +124,6 @@ def test_a_head_without_weights_must_be_trained(checkpoints):
     load_model(tuned, *CLASSES, do_train=False, num_labels=2)
 
 
-def test_an_encoder_without_weights_must_be_trained(tmp_path):
-    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
-    model.save_pretrained(tmp_path)
-    args = ModelArguments(str(tmp_path))
-    assert load_model(args, HfDebertaForSequenceClassification, do_train=False)
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["deberta.encoder.layer.1.attention.self.key_proj.weight"]
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=r"no weights for deberta\.encoder\.layer\.1\.attention\.self\.key_proj"):
-        load_model(args, HfDebertaForSequenceClassification, do_train=False)
-    assert load_model(args, HfDebertaForSequenceClassification)
-
-
 def test_dropout_before_the_classifier(checkpoints, caplog):
     """Of a DeBERTa; other models have no such field."""
     args = ModelArguments(str(checkpoints / "tuned"), cls_dropout=0.25)
@@ -242,18 +228,13 @@ def test_folders_without_a_model(tmp_path):
         load_model(ModelArguments(str(tmp_path)), *CLASSES)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/data/nowhere", "~/nowhere", "a/b/c"])
-def test_a_folder_that_does_not_exist(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained("here")
-    for field in ("model_name_or_path", "intermediate", "config_name"):
-        args = ModelArguments(**{"model_name_or_path": "here", field: name})
-        with pytest.raises(InputError, match=re.escape(name)):
-            load_model(args, *CLASSES)
-        with pytest.raises(InputError, match=re.escape(name)):
-            load_tokenizer(args)
-    with pytest.raises(InputError, match=re.escape(name)):
-        load_tokenizer(ModelArguments("here", tokenizer_name=name))
+@pytest.mark.parametrize("field", ["model_name_or_path", "intermediate", "config_name", "tokenizer_name"])
+def test_a_folder_that_does_not_exist(tmp_path, field):
+    HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path)
+    args = ModelArguments(**{"model_name_or_path": str(tmp_path), field: "~/nowhere"})
+    for load in (load_tokenizer, lambda args: load_model(args, *CLASSES))[: 1 if field == "tokenizer_name" else 2]:
+        with pytest.raises(InputError, match="~/nowhere"):
+            load(args)
 
 
 def test_a_trained_model_keeps_the_flags_of_its_inputs(checkpoints, tmp_path):

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import shutil
 import weakref
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from tiny_trainers import CLASS_ROWS as ROWS
-from tiny_trainers import classifier, collate_padded
+from tiny_trainers import classifier
 from tiny_trainers import fine_tuning_arguments as arguments
 from transformers import (
     BertConfig,
@@ -113,28 +112,6 @@ def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):
     model = HfDebertaForMultipleChoice(HfDebertaConfig.from_preset("tiny"))
     trainer = FineTuningTrainer(model, args, default_data_collator, rows)
     assert list(trainer._get_train_sampler().lengths) == [3, 9, 4]
-
-
-def test_a_run_resumes_exactly(tmp_path):
-    """In the middle of an epoch, with dropout and inputs grouped by length."""
-    rows = Dataset.from_dict({"input_ids": [[1, *range(5, 6 + n % 7)] for n in range(16)], "labels": [0, 1] * 8})
-
-    def run(seed: int) -> dict[str, torch.Tensor]:
-        fields = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 4, "save_strategy": "steps"}
-        fields |= {"save_steps": 3, "save_total_limit": 9, "train_sampling_strategy": "group_by_length"}
-        torch.manual_seed(seed)
-        model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
-        trainer = FineTuningTrainer(model, arguments(tmp_path, learning_rate=1e-2, **fields), collate_padded, rows)
-        trainer.train_and_evaluate()
-        return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-
-    whole = run(0)
-    for path in tmp_path.iterdir():
-        if path.name not in ("checkpoint-6", "run.json"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    resumed = run(1)
-    assert not (tmp_path / "checkpoint-3").exists() and (tmp_path / "checkpoint-9").exists()
-    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
 def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, monkeypatch):

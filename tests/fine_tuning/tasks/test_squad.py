@@ -380,20 +380,6 @@ def test_an_empty_context(tokenizer):
     assert predicted.null_odds["b"] > 1000 and predicted.null_odds["a"] < 0
 
 
-def test_prediction_files(tmp_path, tokenizer):
-    rows = rows_of(["東京", []], "one two 東京 three four five six")
-    features = SquadEncoder(tokenizer).evaluation_features(rows)
-    predicted = find_answers(rows, features, *logits_for(features), version_2=True)
-    predicted.write(tmp_path, "eval_")
-    read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
-    assert read["eval_predictions.json"] == {"q0": "東京", "q1": ""}
-    assert set(read["eval_null_odds.json"]) == {"q0", "q1"}
-    assert len(read["eval_nbest_predictions.json"]["q0"]) == 21  # 20 and no answer
-    assert set(read["eval_nbest_predictions.json"]["q0"][0]) == {"text", "probability", "start_logit", "end_logit"}
-    find_answers(rows, features, *logits_for(features)).write(tmp_path / "..", "x_")
-    assert not (tmp_path / "../x_null_odds.json").exists()
-
-
 def test_invalid_arguments():
     logits = np.zeros((2, 5))
     with pytest.raises(ValueError, match="shorter"):

@@ -120,12 +120,6 @@ def test_inputs_of_a_classifier(tokenizer, name, pair):
     assert features.features["labels"].dtype == "int64"
 
 
-def test_labels_in_the_models_order(tokenizer):
-    order = ("neutral", "contradiction", "entailment")
-    rows = [{**ROWS["cb"], "label": label} for label in ("entailment", "contradiction", "neutral")]
-    assert made("cb", rows=rows, model_labels=order).encode("train", tokenizer, 64)["labels"] == [2, 1, 0]
-
-
 def test_choices_are_in_the_order_of_events(tokenizer):
     rows = [ROWS["copa"], {**ROWS["copa"], "question": "effect"}]
     features = made("copa", rows=rows).encode("train", tokenizer, 128)
