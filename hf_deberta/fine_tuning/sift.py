@@ -8,7 +8,7 @@ Legend: B batch, N tokens, C classes, M predictions in a batch (one or more per 
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -78,28 +78,20 @@ class PerturbedEmbeddings:
     >>> loss.backward()
 
     Args:
-        generator: draws the noise; by default the generator of the device.
         measures_share: `sift_loss` sets `share`, the divergence with the dropout of the clean pass over the whole
             divergence, which costs one more forward pass.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: SiftArguments | None = None,
-        generator: torch.Generator | None = None,
-        measures_share: bool = False,
-    ):
+    def __init__(self, model: nn.Module, settings: SiftArguments | None = None, measures_share: bool = False):
         self.settings = settings or SiftArguments()
-        self.generator = generator
         self.measures_share = measures_share
         self.share: torch.Tensor | None = None
         self.device = next(model.parameters()).device
-        self.before_clean_pass: torch.Tensor | None = None  # states of the generator of the device
-        self.noise_state: torch.Tensor | None = None
+        self.before_clean_pass: torch.Tensor | None = None  # state of the generator of the device
         self.layer_norms = embedding_layer_norms(unwrapped(model), self.settings.sift_layer)
         self.hooks: list[RemovableHandle] = []
-        self.next_delta: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.clean: list[torch.Tensor] = []  # x in each call of a LayerNorm in the clean pass
+        self.deltas: Iterator[torch.Tensor] | None = None
 
     def __enter__(self) -> "PerturbedEmbeddings":
         if self.measures_share or self.settings.sift_dropout == "shared":
@@ -115,44 +107,38 @@ class PerturbedEmbeddings:
         embeddings, *others = inputs  # [B, N, hidden]
         precise = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         x = functional.layer_norm(precise, precise.shape[-1:], eps=NORM_EPSILON)
-        if self.next_delta is not None:
-            x = x.detach() + self.next_delta(x)
+        if self.deltas is None:
+            self.clean.append(x.detach())
+        else:
+            x = x.detach() + next(self.deltas)
         return x.to(embeddings.dtype), *others
 
     @contextmanager
-    def perturbed(self, next_delta: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Add `next_delta(x)` to x in each call of a LayerNorm."""
-        self.next_delta = next_delta
+    def perturbed(self, deltas: list[torch.Tensor]) -> Iterator[None]:
+        """Add a delta to x in each call of a LayerNorm."""
+        self.deltas = iter(deltas)
         try:
             yield
         finally:
-            self.next_delta = None
+            self.deltas = None
 
     @contextmanager
     def clean_masks(self) -> Iterator[None]:
-        """Use the dropout masks of the clean pass. Draw the noise from the generator's state before this block."""
-        self.noise_state = random_state(self.device)
+        """Use the dropout masks of the clean pass."""
+        state = random_state(self.device)
         set_random_state(self.device, self.before_clean_pass)
         try:
             yield
         finally:
-            set_random_state(self.device, self.noise_state)
-            self.noise_state = None
+            set_random_state(self.device, state)
 
     def dropout(self) -> AbstractContextManager:
         return self.clean_masks() if self.settings.sift_dropout == "shared" else nullcontext()
 
     def draw_noise(self, x: torch.Tensor) -> torch.Tensor:
         """Gaussian noise in the shape of x, clamped to two standard deviations."""
-        std, pass_state = self.settings.sift_init_perturbation, None
-        if self.noise_state is not None:
-            pass_state = random_state(self.device)
-            set_random_state(self.device, self.noise_state)
-        noise = torch.empty_like(x).normal_(0, std, generator=self.generator)
-        if pass_state is not None:
-            self.noise_state = random_state(self.device)
-            set_random_state(self.device, pass_state)
-        return noise.clamp_(-2 * std, 2 * std)
+        std = self.settings.sift_init_perturbation
+        return torch.empty_like(x).normal_(0, std).clamp_(-2 * std, 2 * std)
 
 
 def random_state(device: torch.device) -> torch.Tensor:
@@ -189,13 +175,9 @@ def sift_loss(
     clean = predictions.logits(outputs)
 
     # 1. Add noise
-    noise: list[torch.Tensor] = []  # of each call of a LayerNorm in the forward pass
-
-    def add_noise(x: torch.Tensor) -> torch.Tensor:
-        noise.append(embeddings.draw_noise(x).requires_grad_())
-        return noise[-1]
-
-    with embeddings.perturbed(add_noise), frozen(model), embeddings.dropout():
+    noise = [embeddings.draw_noise(x).requires_grad_() for x in embeddings.clean]
+    embeddings.clean.clear()
+    with embeddings.perturbed(noise), frozen(model), embeddings.dropout():
         noisy = predictions.logits(model(**without_labels))
         distance = predictions.squared_distance if settings.sift_loss == "mse" else predictions.divergence
         # 2. Move the noise of each token one step towards larger changes of the predictions
@@ -205,8 +187,7 @@ def sift_loss(
 
     # 3. Predict with that perturbation, and compare with the clean predictions
     def divergence(dropout: AbstractContextManager) -> torch.Tensor:
-        remaining = iter(deltas)
-        with embeddings.perturbed(lambda x: next(remaining)), dropout:
+        with embeddings.perturbed(deltas), dropout:
             perturbed = predictions.logits(model(**without_labels))
         return mean_over_items(predictions.divergences(perturbed, clean), predictions.is_target)
 

@@ -253,14 +253,9 @@ def test_steps_ignore_gradients_that_are_not_finite():
     torch.testing.assert_close((found[1] - deltas[1]).abs().amax(-1), torch.full((2, 3), 0.1), rtol=1e-4, atol=0)
 
 
-def test_noise_is_clamped_and_may_have_a_generator():
-    model = tiny_model(Sequence)
-    x = torch.zeros(50, 20, 32)
-    one, same, other = (
-        PerturbedEmbeddings(model, generator=torch.Generator().manual_seed(seed)).draw_noise(x) for seed in (1, 1, 2)
-    )
-    assert torch.equal(one, same) and not torch.equal(one, other)
-    assert largest(one) == pytest.approx(0.02, rel=1e-6) and one.std().item() == pytest.approx(0.0096, rel=0.02)
+def test_noise_is_clamped():
+    noise = PerturbedEmbeddings(tiny_model(Sequence)).draw_noise(torch.zeros(50, 20, 32))
+    assert largest(noise) == pytest.approx(0.02, rel=1e-6) and noise.std().item() == pytest.approx(0.0096, rel=0.02)
 
 
 def test_shared_dropout_leaves_the_perturbation_alone():
@@ -277,14 +272,6 @@ def test_shared_dropout_leaves_the_perturbation_alone():
             found[dropout, name] = [both_losses(model, inputs, settings)[1].item() for _ in range(2)]
     assert min(found["independent", "none"]) > 1e-4 and max(map(abs, found["shared", "none"])) < 1e-9
     assert min(found["shared", "large"]) > 1e-6 and len(set(found["shared", "large"])) == 2
-    with PerturbedEmbeddings(model, SiftArguments(sift_dropout="shared")) as embeddings:
-        outputs, before = model(**inputs), torch.get_rng_state()
-        draws = [embeddings.draw_noise(torch.zeros(3)) for _ in range(2)]
-        torch.set_rng_state(before)
-        with embeddings.clean_masks():
-            torch.testing.assert_close(model(**inputs).logits, outputs.logits)
-            shared = [embeddings.draw_noise(torch.zeros(3)) for _ in range(2)]
-    torch.testing.assert_close(shared, draws, rtol=0, atol=0)
 
 
 def test_frozen_parameters_stay_frozen_and_hooks_are_removed(monkeypatch):
