@@ -320,9 +320,7 @@ def test_gradient_checkpointing_with_dropout():
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 48}
 FAMILIES = {
-    "hf_deberta": ("LayerNorm", {}),
     "bert": ("LayerNorm", {}),
-    "roberta": ("LayerNorm", {"max_position_embeddings": 64}),
     "modernbert": ("norm", {"pad_token_id": 0, "global_attn_every_n_layers": 2}),
     "deberta-v2": ("LayerNorm", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8}),
     "deberta": ("LayerNorm", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),

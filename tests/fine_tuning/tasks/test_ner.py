@@ -255,16 +255,6 @@ def test_every_word_is_predicted(tokenizer, context, length):
     assert tags == [sentence.tags for sentence in SENTENCES]
 
 
-def test_context_changes_the_input_and_not_the_labelled_words(tokenizer):
-    sentences = [SENTENCES[0], SENTENCES[0]]
-    alone, merged, around = (encoded(sentences, tokenizer, 200, context) for context in CONTEXTS)
-    assert len(merged) == 1 and len(alone) == len(around) == 2
-    assert merged["input_ids"][0] == around["input_ids"][0] == around["input_ids"][1] != alone["input_ids"][0]
-    assert [len(words) for words in around["word_positions"]] == [4, 4]
-    assert [len(words) for words in merged["word_positions"]] == [8]
-    assert sum(label >= 0 for label in around["labels"][0]) == 4
-
-
 def test_context_stays_within_the_document(tokenizer):
     sentences = [Sentence(["Rome"], ["O"], document) for document in (1, 1, 2)]
     for context, lengths in (("merged", [2, 1]), ("around", [2, 2, 1])):

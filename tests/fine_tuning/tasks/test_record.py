@@ -108,16 +108,6 @@ def test_tokens_of_mentions(tokenizer, share, hub):
     assert seen == {(row, entity) for row in range(2) for entity in range(len(MENTIONS))}
 
 
-def test_a_window_that_cuts_a_character_does_not_hold_its_mention(tokenizer):
-    passage, span = "Ann met \U0001f600 in Rome", {"start": 8, "end": 8}
-    row = {**official_row(), "passage": {"text": passage, "entities": [span]}}
-    rows, found = flat(row), []
-    for length in range(30, 60):
-        for window in encode_questions(rows, "train", tokenizer, length, stride=9):
-            found += [[window["input_ids"][token] for token in tokens] for tokens in window["entity_indices"]]
-    assert found and all(ids == found[-1] for ids in found)
-
-
 def test_labels_depend_on_the_split_and_not_on_the_batch(tokenizer):
     rows = flat()  # the second has none
     features = encode_questions(rows, "train", tokenizer, 200, map_options={"batch_size": 1})

@@ -3,7 +3,6 @@
 import copy
 import gzip
 import json
-from itertools import pairwise
 
 import datasets
 import numpy as np
@@ -199,17 +198,6 @@ def test_labelled_tokens_are_all_of_the_answer(tokenizer, stride, side):
         found = list(labelled(length))
         assert all(ids == expected[row] for row, ids in found)
         assert stride == 0 or {row for row, _ in found} == set(expected)
-
-
-def test_windows_cover_the_context_and_share_the_stride(tokenizer):
-    rows = rows_of(["Paris"])
-    whole = SquadEncoder(tokenizer, 400, 0).evaluation_features(rows)[0]
-    context = whole["input_ids"][whole["first"] : -1]
-    features = SquadEncoder(tokenizer, 40, 11).evaluation_features(rows)
-    parts = [window["input_ids"][window["first"] : -1] for window in features]
-    assert len(parts) > 2 and all(x[-11:] == y[:11] for x, y in pairwise(parts))
-    assert parts[0] + [token for part in parts[1:] for token in part[11:]] == context
-    assert all(window["input_ids"][0] == tokenizer.cls_token_id for window in features)
 
 
 def test_training_features_have_no_other_columns(tokenizer):
