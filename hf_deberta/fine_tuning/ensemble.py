@@ -43,7 +43,10 @@ def main(args: argparse.Namespace) -> int:
         first = tables[str(args.runs[0])]
         rows, labels = first.remove_columns(PREDICTIONS), [*first.features["probabilities"]]
         multi_label = isinstance(first[0]["prediction"], list)
-        probabilities = {run: probabilities_of(table, labels) for run, table in tables.items()}
+        probabilities = {
+            run: np.array([[row[label] for label in labels] for row in table["probabilities"]])
+            for run, table in tables.items()
+        }
         probabilities["ensemble"] = np.mean([*probabilities.values()], axis=0)
         best = {run: best_labels(values, multi_label) for run, values in probabilities.items()}
         targets = read_targets(rows, args.label_column_name, labels, args.labels)
@@ -79,11 +82,6 @@ def require_same_rows(tables: Mapping[str, Dataset], file: str) -> None:
                 f"{run}/{file} has other rows or labels than {first}/{file}, or another order: predict the same file "
                 "with models of the same labels"
             )
-
-
-def probabilities_of(table: Dataset, labels: Sequence[str]) -> np.ndarray:
-    """Return the probabilities [rows, labels]."""
-    return np.array([[row[label] for label in labels] for row in table["probabilities"]])
 
 
 def best_labels(probabilities: np.ndarray, multi_label: bool) -> np.ndarray:

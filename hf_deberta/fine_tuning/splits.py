@@ -36,6 +36,9 @@ class DataArguments:
     """Which rows to use, and how to tokenize them. A subclass with the flag --task_name sets `task_names`."""
 
     task_names: ClassVar[Collection[str]] = ()
+    positive_flags: ClassVar[Collection[str]] = (
+        "max_train_samples", "max_eval_samples", "max_predict_samples", "pad_to_multiple_of"
+    )  # fmt: skip
 
     dataset_name: str | None = flag(
         None, "Dataset of the Hub, or a local folder with one, instead of the task's dataset."
@@ -71,7 +74,7 @@ class DataArguments:
     preprocessing_num_workers: int | None = free_flag(None, "Number of tokenizing processes.")
 
     def __post_init__(self) -> None:
-        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples", "pad_to_multiple_of"):
+        for name in self.positive_flags:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name} must be at least 1, not {value}")

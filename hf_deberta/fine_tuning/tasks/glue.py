@@ -134,9 +134,8 @@ class GlueArguments(DataArguments):
         "One or two text columns. By default those of the checkpoint, if it is not trained; in training, a pair with "
         f"names of GLUE ({'; '.join(map(', '.join, PAIRS))}), or the only column of text.",
     )
-    do_regression: bool | None = field(
-        default=None,
-        metadata={"help": "Treat labels as regression targets; by default, if they are floats.", **OPTIONAL_SWITCH},
+    do_regression: bool | None = flag(
+        None, "Treat labels as regression targets; by default, if they are floats.", **OPTIONAL_SWITCH
     )
 
     def __post_init__(self) -> None:
@@ -358,8 +357,8 @@ class LabelReader:
         if not self.names_are_known:
             are_names = not self.names and any(label.lstrip("-").isdigit() for label in labels)
             numbers = range(0 if are_names else len(labels))
-        self.by_number = {str(number): of_task for number, of_task in enumerate(numbers)}
-        self.by_text = {**self.by_name, **self.by_number}  # as a csv file has them
+        by_number = {str(number): of_task for number, of_task in enumerate(numbers)}
+        self.by_text = {**self.by_name, **by_number}  # as a csv file has them
 
     def is_missing(self, label: Any) -> bool:
         """Return whether a label is null, NaN, blank, or -1 where that hides it, as in GLUE."""
@@ -389,10 +388,9 @@ def read_labels(
     ]
     numbers = [list(map(reader.read, row)) for row in lists]
     if unknown := {row: lists[row][of_row.index(None)] for row, of_row in enumerate(numbers) if None in of_row}:
-        range_hint = f", or 0 to {len(labels) - 1}" * bool(reader.by_number and not reader.names_are_known)
-        hint = "; to predict without these labels, name another --label_column_name"
-        text = f"unknown labels in the column {column!r}: {listed(sorted(set(map(reader.spell, unknown.values()))))}; "
-        text += f"known are {listed(labels)}{range_hint}{hint * source.split.startswith('test')}"
+        hint = "; to predict without these labels, name another --label_column_name" * source.split.startswith("test")
+        values = listed(sorted(set(map(reader.spell, unknown.values()))))
+        text = f"unknown labels in the column {column!r}: {values}; known are {listed(labels)}{hint}"
         raise RowError(dict.fromkeys(unknown, text))
     return [[number for number in row if number is not None] for row in numbers]
 

@@ -76,13 +76,12 @@ class SquadArguments(DataArguments):
     """Which questions, how contexts are cut into windows, and how answers are selected."""
 
     task_names = HUB_NAMES
+    positive_flags = (*DataArguments.positive_flags, "n_best_size", "max_answer_length")
     task_name: str | None = flag(None, f"{' or '.join(HUB_NAMES)}. Leave it out for your own rows.")
-    version_2_with_negative: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Some questions have no answer; by default, if the rows or those of the training have such.",
-            **OPTIONAL_SWITCH,
-        },
+    version_2_with_negative: bool | None = flag(
+        None,
+        "Some questions have no answer; by default, if the rows or those of the training have such.",
+        **OPTIONAL_SWITCH,
     )
     null_score_diff_threshold: float = free_flag(
         0.0, "Predict no answer if its score exceeds that of the best answer by more than this."
@@ -97,12 +96,6 @@ class SquadArguments(DataArguments):
     )
     n_best_size: int = free_flag(20, "Number of answers per question in nbest_predictions.json.")
     max_answer_length: int = free_flag(30, "Maximum number of tokens of an answer.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("n_best_size", "max_answer_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"--{name} must be at least 1, not {getattr(self, name)}")
 
 
 # 2. Rows

@@ -226,7 +226,7 @@ MULTI_LABEL = glue.GlueTask("multi_label", ("text",), ("big", "old", "red"))
     ("task", "data", "split", "message"),
     [
         ("rte", {**PAIR, "label": ["maybe"]}, "validation", "row 1: .*: 'maybe'; .* entailment, not_entailment"),
-        ("rte", {**PAIR, "label": [2]}, "train", ": 2; .* 0 to 1"),
+        ("rte", {**PAIR, "label": [2]}, "train", ": 2; known are entailment, not_entailment"),
         ("mrpc", {"sentence1": ["a"], "label": [1]}, "train", "'sentence2'.* sentence1, label: .*--text_column_names"),
         ("mrpc", PAIR, "train", "'label'; .*sentence1, sentence2: .*--label_column_name"),
         (("-1", "1"), texts(0), "validation", ": 0; .* -1, 1$"),
