@@ -491,8 +491,6 @@ class NamedEntities(Task):
                 labels = tuple(label_names(sentences["train"]))
         else:
             labels = checkpoint_labels(self.model_args) or ()
-        if not labels:
-            raise InputError(f"{self.model_args.checkpoint} is a regression model, it has no labels")
         self.labels = labels_in_checkpoint_order(labels, self.model_args, self.args.do_train)
         for split, split_sentences in sentences.items():
             numbers = numbers_of_sentences(splits[split], self.data_args.text_column_name)

@@ -122,12 +122,9 @@ def read_squad(file: str | Path) -> Dataset:
         if not questions:
             raise InputError("there is no question")
         with_answers = any(question["answers"] is not None for question in questions)
-        features = TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {})
-        return cache_rows([path], partial(map, _with_answers_by_column, questions), features)
-
-
-def _with_answers_by_column(question: dict[str, Any]) -> dict[str, Any]:
-    return question | {"answers": _answers_by_column(question["answers"])}
+        for question in questions:
+            question["answers"] = _answers_by_column(question["answers"])
+        return cache_rows([path], lambda: questions, TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {}))
 
 
 def _questions_of_articles(articles: list) -> Iterator[dict]:
