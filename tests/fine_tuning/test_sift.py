@@ -420,14 +420,17 @@ def test_without_sift_nothing_changes(tmp_path):
         assert as_many == calls == 4
 
 
-def test_the_trainer_adds_the_loss_of_the_function(tmp_path, deterministic_noise):
-    run, _ = train(tmp_path, settings=SWITCHED_ON)
+@pytest.mark.parametrize("fields", [{}, {"label_smoothing_factor": 0.1, "bf16": True}], ids=str)
+def test_the_trainer_adds_the_loss_of_the_function(tmp_path, deterministic_noise, fields):
+    run, calls = train(tmp_path, settings=SWITCHED_ON, **fields)
+    assert calls == 16 and all(torch.isfinite(value).all() for value in weights(run).values())
     inputs = {name: torch.tensor(value) for name, value in make_rows()[:4].items()}
     run.model.train()
-    task, adversarial = both_losses(run.model, inputs, SWITCHED_ON)
-    torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial)
+    _, adversarial = both_losses(run.model, inputs, SWITCHED_ON)
+    task = Trainer.compute_loss(run, run.model, dict(inputs))  # takes the labels out of its inputs
+    torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial, rtol=1e-3, atol=0)
     loss, outputs = run.compute_loss(run.model, dict(inputs), return_outputs=True)
-    assert loss > outputs.loss and "labels" in inputs
+    assert loss > task and outputs.logits.shape == (4, 8, 3) and "labels" in inputs
     assert run.evaluate(make_rows())["eval_loss"] > 0  # without SiFT, which needs gradients
 
 
@@ -469,16 +472,6 @@ def test_repeated_and_resumed_runs_are_bit_identical(tmp_path):
     torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
     other, _ = train(tmp_path / "other", **saving, seed=8)
     assert not torch.equal(other.model.classifier.weight, whole.model.classifier.weight)
-
-
-def test_label_smoothing_and_bfloat16(tmp_path, deterministic_noise):
-    run, calls = train(tmp_path, settings=SWITCHED_ON, label_smoothing_factor=0.1, bf16=True)
-    assert calls == 16 and all(torch.isfinite(value).all() for value in weights(run).values())
-    inputs = {name: torch.tensor(value) for name, value in make_rows()[:4].items()}
-    run.model.train()
-    _, adversarial = both_losses(run.model, inputs, SWITCHED_ON)
-    task = Trainer.compute_loss(run, run.model, dict(inputs))  # takes the labels out of its inputs
-    torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial, rtol=1e-3, atol=0)
 
 
 # ---- several processes -------------------------------------------------------------------------------------------

@@ -141,7 +141,6 @@ def test_invalid_files(tmp_path):
     ("change", "message"),
     [
         ({"id": "b"}, "2 validation rows have the id 'b'"),
-        ({"context": None}, "validation row 1: the context must be text, not null"),
         ({"answers": {"text": ["x"], "answer_start": []}}, "row 1: answers must hold as many text as answer_start"),
     ],
 )
