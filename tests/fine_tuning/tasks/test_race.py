@@ -45,19 +45,15 @@ def tokenizer():
 # Rows
 
 
-@pytest.mark.parametrize("kind", ["folder", "released.jsonl", "flat.jsonl", "flat.json", "flat.parquet"])
-def test_race_formats(tmp_path, kind):
-    path = tmp_path / kind
-    if kind == "folder":
-        (path / "high").mkdir(parents=True)
-        (path / "high" / "1.txt").write_text(json.dumps(RELEASED), encoding="utf-8")
-    elif kind == "released.jsonl":
-        path.write_text(json.dumps(RELEASED) + "\n", encoding="utf-8")
-    elif kind == "flat.parquet":
-        Dataset.from_list(FLAT).to_parquet(path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in FLAT), encoding="utf-8")
-    assert list(choice_rows(*flatten_articles(read_choices(path), Source("train")))) == EXPECTED
+@pytest.mark.parametrize(
+    ("file", "rows"), [("RACE/high/1.txt", [RELEASED]), ("articles.jsonl", [RELEASED]), ("questions.jsonl", FLAT)]
+)
+def test_race_formats(tmp_path, file, rows):
+    """The first is in a folder of the release."""
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    rows = read_choices(tmp_path / file.partition("/")[0])
+    assert list(choice_rows(*flatten_articles(rows, Source("train")))) == EXPECTED
 
 
 def test_swag(tmp_path):
