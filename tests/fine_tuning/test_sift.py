@@ -258,6 +258,15 @@ def test_noise_is_clamped():
     assert largest(noise) == pytest.approx(0.02, rel=1e-6) and noise.std().item() == pytest.approx(0.0096, rel=0.02)
 
 
+def test_passes_with_one_context_have_noise_of_their_own(steps):
+    model = tiny_model(Sequence, dtype=torch.float32)
+    with PerturbedEmbeddings(model) as embeddings:
+        for lengths in ((9, 5), (4, 3)):
+            inputs = {**tiny_inputs(lengths), "labels": torch.tensor([0, 1])}
+            sift_loss(model, inputs, model(**inputs), embeddings)
+    assert [[x.shape for x in noise] for noise, *_ in steps] == [[(2, 9, 32)], [(2, 4, 32)]]
+
+
 def test_shared_dropout_leaves_the_perturbation_alone():
     """With masks of their own, passes differ without any perturbation; noise differs from step to step."""
     torch.manual_seed(0)
