@@ -59,10 +59,6 @@ class LabelLogits:
         """Return the number of the best label of each row in the order `labels`."""
         return np.array([labels.index(label) for label in self.labels or ()])[self.values.argmax(-1)]
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the prediction of each row and, of classes, the probabilities of its labels."""
-        return {"prediction": self.best()} | ({} if self.labels is None else {"probabilities": self.probabilities()})
-
 
 class Task:
     """A kind of fine-tuning.
@@ -195,7 +191,8 @@ class Task:
 
     def prediction_columns(self, split: str, predictions: Any) -> dict[str, list[Any]]:
         """Return what the files of predictions add to each of the original rows."""
-        return predictions.columns()
+        columns = {"prediction": predictions.best()}
+        return columns if predictions.labels is None else columns | {"probabilities": predictions.probabilities()}
 
     def name_of(self, split: str) -> str:
         """Return the part of file names that stands for a split."""

@@ -106,10 +106,7 @@ TASKS = {
     "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axb"]),
     "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axg"]),
 }
-TEXT_COLUMNS = {
-    *("question", "passage", "premise", "hypothesis", "choice1", "choice2", "paragraph", "answer", "word"),
-    *("sentence1", "sentence2", "text", "span1_text", "span2_text"),
-}
+NUMBER_COLUMNS = {"start1", "end1", "start2", "end2", "span1_index", "span2_index"}  # the others of a task are texts
 SUBMISSION_FILES = [f"{task.submission_name}.jsonl" for task in TASKS.values()]
 
 
@@ -151,7 +148,8 @@ def flatten_split(
     >>> flatten_split(Dataset.from_list([row]), Source("train"), "wsc")[0]["span2_text"][:]
     ['they']
     """
-    rows = with_numbers(rows, set(rows.column_names) - TEXT_COLUMNS, source)
+    texts = [column for column in TASKS[name].columns if column not in NUMBER_COLUMNS]
+    rows = with_numbers(rows, set(rows.column_names) - set(texts), source)
     nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
     if flatten is not None and nested_column in rows.column_names:
         columns = [*TASKS[name].columns, "idx", "label"]
@@ -159,7 +157,7 @@ def flatten_split(
     with input_errors(source):
         needs_idx = name == "multirc" and source.split != "train"
         require_columns(rows, [*TASKS[name].columns, *["idx"] * needs_idx], source.split)
-        require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], source)
+        require_texts(rows, texts, source)
 
         def check(row: dict[str, Any]) -> None:
             if needs_idx:
@@ -373,7 +371,7 @@ class SuperGlue(Task):
         name, two_choices = self.name_of(split), self.task.two_choices
 
         def encode_batch(batch: dict[str, list]) -> Any:
-            columns = (map(csv_text, batch[x]) if x in TEXT_COLUMNS else batch[x] for x in TASKS[name].columns)
+            columns = (batch[x] if x in NUMBER_COLUMNS else map(csv_text, batch[x]) for x in TASKS[name].columns)
             pairs = [pair for values in zip(*columns, strict=True) for pair in text_pairs(name, *values)]
             texts = [first for first, _ in pairs], [second for _, second in pairs]
             inputs = tokenizer(*texts, truncation=True, max_length=length)

@@ -326,7 +326,7 @@ def write(folder, task, name, split, logits, labels) -> dict[str, list]:
     made = glue.Classification(None, SimpleNamespace(name=name), None)
     made.task = task
     made.write(folder, split, logits)
-    return logits.columns()
+    return made.prediction_columns(split, logits)
 
 
 def test_prediction_files(tmp_path):
