@@ -12,7 +12,7 @@ import json
 import math
 import unicodedata
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -64,7 +64,7 @@ class SquadEncoder:
     def training_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
         """Return inputs with start_positions and end_positions; [CLS] if a window does not hold the whole answer."""
         rows = _drop_misplaced_answers(rows)
-        features = self.evaluation_features(rows, map_options)
+        features = self._map(rows, self._encode_for_training, map_options)
         ends = zip(features["row"][:], features["end_positions"][:], strict=True)
         answered = {row for row, end in ends if end != CLS_POSITION}
         lost = sum(bool(answers["text"]) for answers in rows["answers"]) - len(answered)
@@ -73,7 +73,7 @@ class SquadEncoder:
                 f"{lost} of {len(rows)} questions have an answer that no window of {self.max_seq_length} tokens holds "
                 "completely, and are trained as unanswerable; a larger doc_stride lets windows share more tokens"
             )
-        return features.remove_columns(["row", "first", "starts", "ends"])
+        return features.remove_columns("row")
 
     def evaluation_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
         """Return inputs with the columns that `find_answers` needs.
@@ -81,13 +81,21 @@ class SquadEncoder:
         These are `row`, `first` (the position of the first context token), and `starts` and `ends` (the characters of
         each context token). If the rows have answers, start_positions and end_positions are there for the loss.
         """
+        return self._map(rows, self._encode_batch, map_options)
+
+    def _map(self, rows: Dataset, encode: Callable[..., Any], map_options: dict[str, Any] | None) -> Dataset:
         options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
-        return rows.map(self._encode_batch, **options)
+        return rows.map(encode, **options)
 
     def windows(self, questions: list[str], contexts: list[str]) -> dict[str, list]:
         """Return the columns of `evaluation_features` for questions without answers, without files of a Dataset."""
         batch = {"id": list(map(str, range(len(questions)))), "question": questions, "context": contexts}
         return self._encode_batch(batch, list(range(len(questions))))
+
+    def _encode_for_training(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        """Leave out the characters of tokens, which would double the cache."""
+        features = self._encode_batch(batch, indices)
+        return {name: values for name, values in features.items() if name not in ("first", "starts", "ends")}
 
     def _encode_batch(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         """Encode the rows with the same stride together, as a call of the tokenizer has one for all its rows."""
