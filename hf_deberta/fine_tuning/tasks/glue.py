@@ -229,9 +229,8 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
     if hasattr(feature, "names"):
         return tuple(feature.names)
     labels = sorted(value for value in set(values) if value is not None)
-    # False and True count from 0 too.
-    counts_from_zero = all(type(label) is not float for label in labels) and labels == list(range(len(labels)))
-    return tuple(f"LABEL_{label:d}" if counts_from_zero else str(label) for label in labels)
+    counts_from_zero = all(type(label) is int for label in labels) and labels == list(range(len(labels)))
+    return tuple(f"LABEL_{label}" if counts_from_zero else str(label) for label in labels)
 
 
 def _flatten_label_lists(rows: Dataset, column: str) -> list:

@@ -63,7 +63,7 @@ def texts(*labels) -> dict[str, list]:
     ("data", "options", "columns", "labels"),
     [
         (texts("yes", "no"), {}, ("text",), ("no", "yes")),
-        (texts(True, False), {}, ("text",), ("LABEL_0", "LABEL_1")),
+        (texts(True, False), {}, ("text",), ("False", "True")),
         (texts(0, 1, 2), {}, ("text",), ("LABEL_0", "LABEL_1", "LABEL_2")),
         (texts(1, 5), {}, ("text",), ("1", "5")),
         (texts(-1, 1), {}, ("text",), ("-1", "1")),
@@ -167,6 +167,7 @@ def test_targets_are_in_the_order_of_the_model(encode, order):
         (("-1", "1"), [1, -1], [1, 0]),  # names that look like numbers, and -1 is one
         (("1", "5"), [1, 5], [0, 1]),
         (("LABEL_0", "LABEL_1"), [True, False], [1, 0]),
+        (("False", "True"), [True, False], [1, 0]),
         (None, ["1.5", "2"], [1.5, 2.0]),
         (None, [2], [2.0]),
     ],
