@@ -46,8 +46,10 @@ def load_checkpoint(name: str, architecture: str | None = None) -> Any:
         with input_errors(name, *CHECKPOINT_ERRORS):
             options = {"dtype": "float32", "output_loading_info": True, "trust_remote_code": False}
             model, info = getattr(hf_deberta, candidate).from_pretrained(name, **options)
-        missing = sorted(info["missing_keys"])
-        if not missing:
+        missing, unread = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+        if not missing and not (unread and len(candidates) > 1):
             return model.eval()
     advice = "; name a class with --architecture" if architecture is None else ""
-    raise InputError(f"{name} has no weights for {', '.join(missing[:3])} of {candidate}{advice}")
+    if missing:
+        raise InputError(f"{name} has no weights for {', '.join(missing[:3])} of {candidate}{advice}")
+    raise InputError(f"{name} has weights of another head than {candidate} has, {', '.join(unread[:3])}{advice}")

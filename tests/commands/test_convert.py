@@ -90,3 +90,12 @@ def test_what_cannot_be_converted(tmp_path):
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(SystemExit, match="its model type is bert"):
         main(["inspect", str(tmp_path / "bert")])
+
+
+def test_official_files_of_a_head_that_is_not_named(tmp_path):
+    save(tmp_path / "ours", "HfDebertaForSequenceClassification", "v3-base")
+    main(["convert", str(tmp_path / "ours"), str(tmp_path / "official"), "--to", "official"])
+    words = ["convert", str(tmp_path / "official"), str(tmp_path / "back"), "--to", "hf_deberta"]
+    with pytest.raises(SystemExit, match=r"weights of another head than HfDebertaModel has, classifier\.bias"):
+        main(words)
+    main([*words, "--architecture", "HfDebertaForSequenceClassification"])
