@@ -15,19 +15,45 @@ from torch import nn
 
 from hf_deberta.engines.onednn import pad_rows
 from hf_deberta.in_tree.attention_weights import attention_weights, concatenate_projections, weight_and_bias
-from hf_deberta.in_tree.encoder import distance_parameters, present_options
+from hf_deberta.in_tree.encoder import distance_parameters, has_talking_heads, present_options, whole_table_of
+from hf_deberta.model import relative_position
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.relative_position import TableWindow
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
+from hf_deberta.model.relative_position import LONGEST_TEXT, TableWindow
 
-from .choices import attention_dtype
-from .fused_attention import FusedAttention
+from .fused_attention import FusedAttention, attention_dtype
 from .fused_linear import FusedLinear, Int8Linear
 from .inference_only import ORIGINAL, InferenceOnly, WithoutGradient, refuse, refuse_methods
-from .layer_weights import activation_of, copy_norm, output_sizes
 
 # whose inner states fit into a cache; in float32 products take so long that it does not matter
 MAX_FEED_FORWARD_ROWS = 256
 MIN_GELU_OUTPUT = -0.17  # GELU is nowhere below
+
+
+def copy_norm(norm: Any) -> nn.LayerNorm:
+    """A copy of `nn.LayerNorm`, or of in-tree v1's own class, that is not trained."""
+    epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
+    copy = nn.LayerNorm(norm.weight.shape, epsilon, dtype=norm.weight.dtype, device=norm.weight.device)
+    copy.load_state_dict(norm.state_dict())
+    return copy.requires_grad_(False)
+
+
+def output_sizes(norm: nn.LayerNorm) -> torch.Tensor:
+    """The root mean square of each output: weight x + bias, where x has mean 0 and mean square 1."""
+    return torch.hypot(norm.weight, norm.bias)
+
+
+def position_table(encoder: Any) -> tuple[torch.Tensor | None, TableWindow | None]:
+    """The whole relative-position table [R, hidden], normalised, and its rows; None without relative attention."""
+    if isinstance(encoder, HfDebertaEncoder):
+        rows = encoder.whole_table()
+    elif not encoder.relative_attention:
+        rows = None
+    else:
+        rows = whole_table_of(encoder, next(encoder.parameters()))
+        if rows is None or has_talking_heads(encoder):
+            raise ValueError("this encoder has options that hf_deberta does not compute, so it cannot be prepared")
+    return relative_position.position_table(encoder, rows, LONGEST_TEXT)
 
 
 class FusedLayer(InferenceOnly):
@@ -54,10 +80,11 @@ class FusedLayer(InferenceOnly):
             self.query, self.key_value = self.fuse(*query), self.fuse(*concatenate_projections(key, value), sizes=sizes)
         self.attention_output = self.fuse(*weight_and_bias(layer.attention.output.dense))
         self.attention_norm = copy_norm(layer.attention.output.LayerNorm)
-        self.activation = activation_of(layer)
+        inner = layer.intermediate
+        self.activation = inner.activation if isinstance(layer, HfDebertaLayer) else inner.intermediate_act_fn
         # the GELU by the error function, which the products apply themselves
         self.has_gelu = getattr(self.activation, "act", self.activation) is nn.functional.gelu
-        dense, sizes = weight_and_bias(layer.intermediate.dense), output_sizes(self.attention_norm)
+        dense, sizes = weight_and_bias(inner.dense), output_sizes(self.attention_norm)
         self.intermediate = self.fuse(*dense, with_gelu=self.has_gelu, sizes=sizes)
         dense, lowest = weight_and_bias(layer.output.dense), MIN_GELU_OUTPUT if self.has_gelu else None
         self.output = self.fuse(*dense, lowest=lowest)

@@ -35,9 +35,8 @@ from hf_deberta.in_tree.encoder import present_options
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
 from hf_deberta.model.relative_position import TableWindow
 
-from .fused_layer import FusedInTreeLayer, FusedLayer
+from .fused_layer import FusedInTreeLayer, FusedLayer, position_table
 from .inference_only import ORIGINAL, InferenceOnly, refuse, refuse_methods
-from .layer_weights import position_table
 
 Model = TypeVar("Model", bound=nn.Module)
 ENCODERS = (HfDebertaEncoder, DebertaEncoder, DebertaV2Encoder)

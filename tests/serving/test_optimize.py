@@ -17,12 +17,11 @@ from torch import nn
 
 import hf_deberta
 from hf_deberta.in_tree.encoder import present_options
-from hf_deberta.serving import fused_linear
+from hf_deberta.serving import fused_attention, fused_linear
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedAttention
-from hf_deberta.serving.fused_layer import FusedLayer
+from hf_deberta.serving.fused_layer import FusedLayer, output_sizes
 from hf_deberta.serving.fused_linear import FusedLinear, Int8Linear
-from hf_deberta.serving.layer_weights import output_sizes
 
 SMALL = {
     "hidden_size": 48,
@@ -428,3 +427,25 @@ def test_int8_of_inputs_that_are_always_large():
         plain, scaled = (Int8Linear(layer.weight, layer.bias, sizes=x) for x in (None, sizes))
         assert (scaled(states) - expected).abs().max() < 0.1 * (plain(states) - expected).abs().max()
         torch.testing.assert_close(sizes[[0, 5]], torch.tensor([100.0, 1.0]))
+
+
+def test_timing_gives_a_choice():
+    """Not which one: that depends on the processor. The next random numbers do not depend on the choice."""
+    random_state = torch.get_rng_state()
+    fused_attention.bfloat16_attention_ratio.cache_clear()
+    assert fused_attention.attention_dtype(torch.int8) in (torch.float32, torch.bfloat16)
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize(
+    ("last_turn", "limit", "ratio"),
+    [([[9, 9, 9], [2, 2, 2]], 3, 4.5), ([[1, 1, 1], [2, 2, 2]], 3, 0.5), ([], 0, 9)],
+    ids=["slower", "faster", "no turn begins after the limit"],
+)
+def test_median_of_the_turns_decides(last_turn, limit, ratio, monkeypatch):
+    """The first turn, in which oneDNN compiles, and one turn in which the processor was slow do not count."""
+    seconds = iter([[9, 9, 9], [1, 1, 1], [1, 3, 5], [2, 4, 6], *last_turn])
+    monkeypatch.setattr(fused_attention.timeit, "repeat", lambda *args, **kwargs: next(seconds))
+    monkeypatch.setattr(fused_attention, "MAX_SECONDS_OF_TURNS", limit)
+    monkeypatch.setattr(fused_attention, "MAX_TURNS", 3)
+    assert fused_attention.bfloat16_attention_ratio.__wrapped__(1) == ratio
