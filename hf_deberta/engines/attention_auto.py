@@ -9,7 +9,7 @@ import operator
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from math import inf, isnan
 from typing import NamedTuple
 
@@ -113,7 +113,14 @@ def fault_of(kernel: KernelVariant) -> Failure | None:
 
 def find_fault(kernel: KernelVariant) -> Failure | None:
     try:
-        with own_state(kernel.device):
+        with (  # without the caller's modes, hooks, autocast and random state
+            without_dispatch_modes(),
+            torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(kernel.device.type, enabled=False),
+            own_random_state(kernel.device),
+        ):
             errors = triton_errors(kernel)
     except Exception as error:  # out of resources, compilation, launch, ...: whatever a device may answer
         return failure_of(error)
@@ -128,19 +135,6 @@ def find_fault(kernel: KernelVariant) -> Failure | None:
 def failure_of(error: Exception) -> Failure:
     first_line = str(error).strip().partition("\n")[0]
     return Failure(f"{type(error).__name__}: {first_line}", isinstance(error, torch.OutOfMemoryError))
-
-
-@contextmanager
-def own_state(device: torch.device) -> Iterator[None]:
-    """Run checks without the caller's modes, hooks, autocast and random state."""
-    with ExitStack() as states:
-        states.enter_context(without_dispatch_modes())
-        states.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved))
-        states.enter_context(torch.inference_mode(False))
-        states.enter_context(torch.enable_grad())
-        states.enter_context(torch.autocast(device.type, enabled=False))
-        states.enter_context(own_random_state(device))
-        yield
 
 
 @contextmanager

@@ -9,12 +9,8 @@ one; then, over the logits, the residual softmax(logits) - (1 at the label), fro
 from math import gcd
 
 import torch
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
+import triton
+import triton.language as tl
 
 BLOCK, WARPS = 4096, 8  # columns that a program reads at once: 16 a thread
 LOWEST = tl.constexpr(-3.0e38)  # below all logits, and finite: the difference of two is 0, not NaN
