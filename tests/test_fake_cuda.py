@@ -15,8 +15,8 @@ FOLDER = Path(__file__).with_name("fake_cuda")
 MOST_CALLS = {
     ("sdpa", "plain"): (440, 445, 445),
     ("sdpa", "padded"): (445, 450, 450),
-    ("triton", "plain"): (445, 575, 575),
-    ("triton", "padded"): (445, 575, 575),
+    ("triton", "plain"): (440, 560, 560),
+    ("triton", "padded"): (440, 560, 560),
 }
 MOST_LAUNCHES = (15, 59, 91)  # of PyTorch in a layer with the Triton kernels. BERT has 12, 42, 76
 MODES = ("eval", "training", "autocast")

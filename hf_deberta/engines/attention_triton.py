@@ -34,8 +34,7 @@ def unsupported_reason(
     dropout_p: float = 0.0,
 ) -> str | None:
     """Why this backend cannot compute a call, or None if it can."""
-    reason = unsupported_device(query.device)
-    if reason is not None:
+    if (reason := unsupported_device(query.device)) is not None:
         return reason
     if query.numel() == 0:
         return "there are no tokens"
@@ -45,10 +44,9 @@ def unsupported_reason(
         return f"it supports float16, bfloat16 and float32, not {query.dtype}"
     if not query.dtype == key.dtype == value.dtype:
         return f"query, key and value are of different types: {query.dtype}, {key.dtype}, {value.dtype}"
-    if query.shape[-1] > LARGEST_HEAD:
-        return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
-    if query.dtype == torch.float32 and query.shape[-1] > LARGEST_FLOAT32_HEAD and not INTERPRETING:
-        return f"heads of {query.shape[-1]} channels in float32 do not fit into shared memory and registers"
+    largest = LARGEST_FLOAT32_HEAD if query.dtype == torch.float32 and not INTERPRETING else LARGEST_HEAD
+    if query.shape[-1] > largest:
+        return f"heads of {query.shape[-1]} channels are larger than {largest} in {query.dtype}"
     if dropout_p >= 1:
         return "it does not support a dropout of 1"
     if positions is not None and "p2p" in positions.terms:
@@ -58,20 +56,16 @@ def unsupported_reason(
     return None
 
 
+@torch.compiler.assume_constant_result
 def unsupported_device(device: torch.device) -> str | None:
     """Why no kernel runs on a device, or None."""
     if not (device.type == "cuda" or INTERPRETING):
         return f"it runs on GPUs, not on {device.type}"
     if not IS_INSTALLED:
         return "triton is not installed"
-    if device.type == "cuda" and torch.version.hip is None and capability(device) < (8, 0):
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
-
-
-@torch.compiler.assume_constant_result
-def capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
 
 
 def triton_attention(
@@ -96,16 +90,7 @@ def triton_attention(
         }
     context = tiled_attention(
         query, key, value, **tables, visible=mask.mask, documents=mask.documents, cu_seqlens=mask.cu_seqlens,
-        longest=longest_document(mask, query.shape[2]), causal=mask.causal, scale=scale, dropout_p=dropout_p,
-        compute_once=mask.compute_once,
+        longest=None if mask.cu_seqlens is None else mask.longest, causal=mask.causal, scale=scale,
+        dropout_p=dropout_p, compute_once=mask.compute_once,
     )  # fmt: skip
     return context, None
-
-
-def longest_document(mask: AttentionMask, tokens: int) -> int:
-    """The largest number of tokens that a document may have."""
-    if mask.lengths:  # tokens after the last document are one more
-        return max(*mask.lengths, tokens - sum(mask.lengths))
-    if mask.cu_seqlens is None or mask.longest is None:
-        return tokens
-    return min(mask.longest, tokens)

@@ -17,19 +17,15 @@ Here G_t[a, r] is dS rotated by "rows", of tile t where r <= a and of tile t + 1
 by "back", of tile t where r + b < T and of tile t + 1 elsewhere. The gradient of a row is the sum over its distances.
 """
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
+import triton
+import triton.language as tl
 
 from .attention_triton_forward import (
     LOG2E,
     block_ranges,
     dropout_mask,
-    far_scores,
-    far_shift,
     load_block,
+    load_numbers,
     load_tokens,
     locate_block,
     near_scores,
@@ -56,17 +52,30 @@ def score_gradients(
 
 
 @triton.jit
-def tile_offset(program, head, key_block, heads, slots, T: tl.constexpr):
-    """Where P and dS of a program's near tile are; the keys of its near tiles differ in their blocks modulo slots."""
-    return ((tl.cast(program, tl.int64) * heads + head) * slots + key_block % slots) * 2 * T * T
+def tile_offset(program, block, tile, head, heads, slots, KEYS: tl.constexpr, T: tl.constexpr):
+    """Where P and dS of a near tile are: at its queries' program, by its block of keys; `tile` is the others' block."""
+    queries, key_block = (program - block + tile, block) if KEYS else (program, tile)
+    return ((tl.cast(queries, tl.int64) * heads + head) * slots + key_block % slots) * 2 * T * T
+
+
+@triton.jit
+def add_position_rows(
+    gradient, here, before, table, block, tile, NEAR, stride, head_size,
+    KEYS: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Add G_t @ block_t, or F_t^T @ block_t with KEYS, from dS of a tile, `here`, and of the one before, rotated."""
+    a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    of_block = tl.where(a + b < T, before, here) if KEYS else tl.where(b <= a, here, before)
+    rows = load_block(table, tile - block - 1 if KEYS else block - tile, NEAR, stride, head_size, T, D)
+    return tl.dot(tl.trans(of_block) if KEYS else of_block, rows, gradient, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=("slots", "batch", "heads", "blocks", "NEAR"))
 def own_gradients_kernel(
-    own_states, other_states, own_weights, other_weights,  # [B, N, H, d]; weights: dO and V, or V and dO with KEYS
+    # of own tokens and of others: [B, N, H, d] twice, weights are dO of queries and V of keys; table by distance,
+    # [(2 * NEAR + 2) * T, H, d]; [2, B, H, N]
+    own_states, own_weights, own_table, far_own, other_states, other_weights, other_table, far_other,
     context,  # [B, N, H, d]
-    own_table, other_table,  # [(2 * NEAR + 2) * T, H, d] by distance
-    far_own, far_other,  # [2, B, H, N]
     log_sum, delta,  # [B, H, N] of queries: base 2; sum of dO * context, written here, read with KEYS
     mask, spans, places, seed,  # as in forward_kernel
     own_gradient, value_gradient,  # [B, N, H, d]; the second with KEYS
@@ -87,48 +96,43 @@ def own_gradients_kernel(
     far_own, far_other, log_sum, delta = far_own + by_token, far_other + by_token, log_sum + by_token, delta + by_token
     side_size = batch.to(tl.int64) * heads * tokens
     own_table, other_table = own_table + head * head_size, other_table + head * head_size
-    if MASK == "numbers":
-        mask += row.to(tl.int64) * tokens + start
-    if MASK == "pairs":
-        mask += (row.to(tl.int64) * tokens + start) * tokens + start
-    draw = 0
-    if DROPOUT:
-        draw = tl.load(seed) + row * heads + head
+    first = row.to(tl.int64) * tokens + start
+    mask += first * tokens + start if MASK == "pairs" else first
+    draw = tl.load(seed) + row * heads + head if DROPOUT else 0
 
     factor = scale * LOG2E
     own = load_tokens(own_states, block * T, length, stride, head_size, T, D)
     own_weight = load_tokens(own_weights, block * T, length, stride, head_size, T, D)
     a, b = block * T + tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
-    r = tl.arange(0, T)[:, None]
     channel = tl.arange(0, D)
     gradient = tl.zeros([T, D], tl.float32)
     for_values = tl.zeros([T, D], tl.float32)
-    keep = tl.full([T, T], True, tl.int1)
     if not KEYS:
         log_sums = tl.load(log_sum + a, mask=a < length, other=float("inf"))
         weighted = own_weight.to(tl.float32) * load_tokens(context + base, block * T, length, stride, head_size, T, D)
         deltas = tl.sum(weighted, 1)[:, None]
         tl.store(delta + a, deltas, mask=a < length)
-    spanned: tl.constexpr = MASK == "numbers" and not PACKED
-    begin, near, far, end = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, KEYS, T)
+    begin, near, far, end = block_ranges(spans, row, block, blocks, length, NEAR, MASK, PACKED, CAUSAL, KEYS, T)
 
     for side in tl.static_range(2 if FAR else 0):
         at_end = 1 - side if KEYS else side  # left of a query is right of a key
         at = at_end * side_size
-        shift = far_shift(far_own + at, a, length, factor, OWN)
+        # the term of own tokens is one number per own token, which the log-sums take in place of the scores
+        shift = load_numbers(far_own + at, a, length) * factor if OWN else a * 0.0
         total = tl.zeros([T], tl.float32)
         for tile in range(far if side else begin, end if side else near):
             other_token = tile * T + b
             other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
             other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
-            scores = far_scores(own, other, far_other + at, other_token, length, OTHER, PRECISION)
+            scores = product(own, other, PRECISION)
+            if OTHER:
+                scores += load_numbers(far_other + at, other_token, length)
             i, j = (other_token, a) if KEYS else (a, other_token)
             pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
             if KEYS:
                 log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
-                deltas = tl.load(delta + i, mask=i < length, other=0.0)
-            if DROPOUT:
-                keep = dropout_mask(draw, start + i, start + j, dropout_p)
+                deltas = load_numbers(delta, i, length)
+            keep = dropout_mask(draw, start + i, start + j, dropout_p) if DROPOUT else True
             probability, for_scores = score_gradients(
                 scores, factor, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, dropout_p,
                 DROPOUT, PRECISION,
@@ -147,61 +151,46 @@ def own_gradients_kernel(
             target = far_gradient + ((at_end * tl.num_programs(0) + tl.program_id(0)) * heads + head) * head_size
             tl.store(target + channel, for_shared, mask=channel < head_size)
 
-    turned = tl.zeros([T, T], own.dtype)
+    before = tl.zeros([T, T], own.dtype)  # dS of the last tile, rotated
     inside_tile = tl.arange(0, T)[:, None] * T + b
-    if KEYS:
-        # few registers are in use, so what comes next is read ahead, if shared memory has room for two programs
-        for tile in tl.range(near, far, num_stages=2 if D <= 64 else 1):
-            other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
-            other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
-            program = tl.program_id(0) - block + tile
-            written = tiles + tile_offset(program, head, block, heads, slots, T)
+    # with keys few registers are in use, so what comes next is read ahead, if shared memory has room for two programs
+    for tile in tl.range(near, far, num_stages=(2 if D <= 64 else 1) if KEYS else None):
+        other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
+        other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
+        if KEYS:
+            written = tiles + tile_offset(tl.program_id(0), block, tile, head, heads, slots, KEYS, T)
             probability, for_scores = tl.load(written + inside_tile), tl.load(written + T * T + inside_tile)
             for_values = tl.dot(tl.trans(probability), other_weight, for_values, input_precision=PRECISION)
             gradient = tl.dot(tl.trans(for_scores), other, gradient, input_precision=PRECISION)
-            if OWN:
-                here = rotated(for_scores.to(tl.float32), "back", T).to(own.dtype)
-                of_block = tl.where(r + b < T, turned, here)
-                rows = load_block(own_table, tile - block - 1, NEAR, stride, head_size, T, D)
-                gradient = tl.dot(tl.trans(of_block), rows, gradient, input_precision=PRECISION)
-                turned = here
-        if OWN and near < far:
-            of_block = tl.where(r + b < T, turned, 0.0).to(own.dtype)
-            rows = load_block(own_table, far - 1 - block, NEAR, stride, head_size, T, D)
-            gradient = tl.dot(tl.trans(of_block), rows, gradient, input_precision=PRECISION)
-    else:
-        for tile in range(near, far):
+        else:
             j = tile * T + b
-            other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
-            other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
-            before = tl.zeros([T, T], tl.float32)
+            c2p = tl.zeros([T, T], tl.float32)
             if OWN:  # not kept from the tile before, as in forward_kernel: registers are scarcer than products here
-                block_here = load_block(own_table, block - tile, NEAR, stride, head_size, T, D)
-                before = product(own, block_here, PRECISION)
+                c2p = product(own, load_block(own_table, block - tile, NEAR, stride, head_size, T, D), PRECISION)
             scores, _ = near_scores(
-                own, other, before, own_table, other_table, block - tile, NEAR, stride, head_size, OWN, OTHER,
+                own, other, c2p, own_table, other_table, block - tile, NEAR, stride, head_size, OWN, OTHER,
                 PRECISION, T, D,
             )  # fmt: skip
             pairs = visible_pairs(mask, a, j, length, tokens, MASK, CAUSAL)
-            if DROPOUT:
-                keep = dropout_mask(draw, start + a, start + j, dropout_p)
+            keep = dropout_mask(draw, start + a, start + j, dropout_p) if DROPOUT else True
             probability, for_scores = score_gradients(
                 scores, factor, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
             )
-            written = tiles + tile_offset(tl.program_id(0), head, tile, heads, slots, T)
+            written = tiles + tile_offset(tl.program_id(0), block, tile, head, heads, slots, KEYS, T)
             tl.store(written + inside_tile, probability.to(own.dtype))
             tl.store(written + T * T + inside_tile, for_scores.to(own.dtype))
             gradient = tl.dot(for_scores.to(own.dtype), other, gradient, input_precision=PRECISION)
-            if OWN:
-                here = rotated(for_scores, "rows", T).to(own.dtype)
-                of_block = tl.where(b <= r, here, turned)
-                rows = load_block(own_table, block - tile, NEAR, stride, head_size, T, D)
-                gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
-                turned = here
-        if OWN and near < far:
-            of_block = tl.where(b <= r, 0.0, turned).to(own.dtype)
-            rows = load_block(own_table, block - far, NEAR, stride, head_size, T, D)
-            gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
+        if OWN:
+            here = rotated(for_scores.to(tl.float32), "back" if KEYS else "rows", T).to(own.dtype)
+            gradient = add_position_rows(
+                gradient, here, before, own_table, block, tile, NEAR, stride, head_size, KEYS, PRECISION, T, D
+            )
+            before = here
+    if OWN and near < far:
+        gradient = add_position_rows(
+            gradient, tl.zeros_like(before), before, own_table, block, far, NEAR, stride, head_size,
+            KEYS, PRECISION, T, D,
+        )  # fmt: skip
 
     inside = (a < length) & (channel[None, :] < head_size)
     target = base + a * stride + channel[None, :]
@@ -226,19 +215,13 @@ def table_gradients_kernel(
     t, head, part, stride = tl.program_id(0) - NEAR - 1, tl.program_id(1), tl.program_id(2), heads * head_size
     a, b, channel = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :], tl.arange(0, D)[None, :]
     inside, eight = a * T + b, b // 8 * 8  # numbers are read by eight, so masks are equal for as many
-    spanned: tl.constexpr = MASK == "numbers" and not PACKED
     total = tl.zeros([T, D], tl.float32)
     for program in range(part, programs, tl.num_programs(2)):
         row, start, length, block = locate_block(program, places, blocks, tokens, PACKED)
-        _, near, far, _ = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, KEYS, T)
-        if KEYS:
-            here, beyond = block + t, block + t + 1  # of queries
-            first = tile_offset(program + t, head, block, heads, slots, T)
-            second = tile_offset(program + t + 1, head, block, heads, slots, T)
-        else:
-            here, beyond = block - t, block - t - 1  # of keys
-            first = tile_offset(program, head, here, heads, slots, T)
-            second = tile_offset(program, head, beyond, heads, slots, T)
+        _, near, far, _ = block_ranges(spans, row, block, blocks, length, NEAR, MASK, PACKED, CAUSAL, KEYS, T)
+        here, beyond = (block + t, block + t + 1) if KEYS else (block - t, block - t - 1)
+        first = tile_offset(program, block, here, head, heads, slots, KEYS, T)
+        second = tile_offset(program, block, beyond, head, heads, slots, KEYS, T)
         if (near <= tl.maximum(here, beyond)) & (tl.minimum(here, beyond) < far):
             base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
             own = load_tokens(states + base, block * T, length, stride, head_size, T, D)
@@ -290,8 +273,6 @@ def row_gradients_kernel(
             end_row = tl.load(rows + (0 if side else blocks * T - 1))
             shared = far + (((table + FIRST) * 2 + side) * heads + head) * head_size + channel
             total += tl.where(row == end_row, tl.load(shared, mask=inside, other=0.0), 0.0)
-    gradient = first_gradient
-    if table > 0:
-        gradient = last_gradient
+    gradient = last_gradient if table > 0 else first_gradient
     target = (row * heads + head) * head_size + channel
     tl.store(gradient + target, (total * scale).to(gradient.dtype.element_ty), mask=inside & (row < count))

@@ -14,11 +14,8 @@ with these two blocks hold both position terms, but for a rotation:
 Past the saturation distance all rows of a side are one, and the terms are a number per query plus a number per key.
 """
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError as error:
-    raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
+import triton
+import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)  # the hardware has 2^x, so exp(score) is exp2(score * log2(e))
 
@@ -69,6 +66,12 @@ def load_tokens(states, first, length, stride, head_size, T: tl.constexpr, D: tl
 
 
 @triton.jit
+def load_numbers(numbers, tokens, length):
+    """One number per token; zeros from `length` on."""
+    return tl.load(numbers + tokens, mask=tokens < length, other=0.0)
+
+
+@triton.jit
 def load_block(table, t, NEAR, stride, head_size, T: tl.constexpr, D: tl.constexpr):
     """Block t of a head's table, whose rows are the distances from -(NEAR + 1) * T on."""
     row, channel = (NEAR + 1 + t) * T + tl.arange(0, T)[:, None], tl.arange(0, D)[None, :]
@@ -96,28 +99,6 @@ def near_scores(
         below = product(load_block(query_table, t - 1, NEAR, stride, head_size, T, D), key, PRECISION)
         scores += rotated(tl.where(b // 8 * 8 < T - a - b % 8, here, below), "columns", T)
     return scores, before
-
-
-@triton.jit
-def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of a far tile, in which all distances share one row of the table, except for the term of own tokens.
-
-    That term is one number per own token, equal for all its other tokens; `far_shift` returns it. `far_other` are
-    products of `far_products_kernel`.
-    """
-    scores = product(own, other, PRECISION)
-    if OTHER:
-        scores += tl.load(far_other + other_tokens, mask=other_tokens < length, other=0.0)
-    return scores
-
-
-@triton.jit
-def far_shift(far_own, own_tokens, length, factor, OWN: tl.constexpr):
-    """The term that `far_scores` leaves out: one number per own token, times `factor`."""
-    shift = own_tokens * 0.0
-    if OWN:
-        shift = tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0) * factor
-    return shift
 
 
 # no variants of a kernel for sizes that differ from batch to batch
@@ -184,12 +165,12 @@ def locate_block(program, places, blocks, tokens, PACKED: tl.constexpr):
 @triton.jit
 def block_ranges(
     spans, row, block, blocks, length, NEAR,
-    SPANS: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.constexpr,
+    MASK: tl.constexpr, PACKED: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Blocks of others: [begin, near) are far on the left, [near, far) near, [far, end) far on the right."""
     begin, end = 0, tl.cdiv(length, T)
     end = tl.where(block < end, end, 0)  # a program without a block
-    if SPANS:
+    if MASK == "numbers" and not PACKED:
         span = spans + 2 * (row * blocks + block)
         begin, end = tl.load(span), tl.load(span + 1)
     if CAUSAL and KEYS:
@@ -240,13 +221,9 @@ def forward_kernel(
     far_query, far_key, log_sum = far_query + by_token, far_key + by_token, log_sum + by_token
     side_size = batch.to(tl.int64) * heads * tokens
     key_table, query_table = key_table + head * head_size, query_table + head * head_size
-    if MASK == "numbers":
-        mask += row.to(tl.int64) * tokens + start
-    if MASK == "pairs":
-        mask += (row.to(tl.int64) * tokens + start) * tokens + start
-    draw = 0
-    if DROPOUT:
-        draw = tl.load(seed) + row * heads + head
+    first = row.to(tl.int64) * tokens + start
+    mask += first * tokens + start if MASK == "pairs" else first
+    draw = tl.load(seed) + row * heads + head if DROPOUT else 0
 
     factor = scale * LOG2E
     own = load_tokens(query, block * T, length, stride, head_size, T, D)
@@ -255,21 +232,21 @@ def forward_kernel(
     sums = tl.zeros([T, D], tl.float32)
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
-    keep = tl.full([T, T], True, tl.int1)
-    spanned: tl.constexpr = MASK == "numbers" and not PACKED
-    begin, near, far, end = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, False, T)
+    begin, near, far, end = block_ranges(spans, row, block, blocks, length, NEAR, MASK, PACKED, CAUSAL, False, T)
 
     for side in tl.static_range(2 if FAR else 0):
         at = side * side_size
-        shift = far_shift(far_query + at, token, length, factor, C2P)
+        # c2p of far keys is one number per query, which `top` takes in place of the scores
+        shift = load_numbers(far_query + at, token, length) * factor if C2P else token * 0.0
         top -= shift
         for other in range(far if side else begin, end if side else near):
             j = other * T + b
             keys = load_tokens(key, other * T, length, stride, head_size, T, D)
-            scores = far_scores(own, keys, far_key + at, j, length, P2C, PRECISION)
+            scores = product(own, keys, PRECISION)
+            if P2C:
+                scores += load_numbers(far_key + at, j, length)
             pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
-            if DROPOUT:
-                keep = dropout_mask(draw, start + i, start + j, dropout_p)
+            keep = dropout_mask(draw, start + i, start + j, dropout_p) if DROPOUT else True
             values = load_tokens(value, other * T, length, stride, head_size, T, D)
             sums, top, total = accumulate(scores, factor, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
         top += shift
@@ -284,8 +261,7 @@ def forward_kernel(
             own, keys, before, key_table, query_table, block - other, NEAR, stride, head_size, C2P, P2C, PRECISION, T, D
         )
         pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
-        if DROPOUT:
-            keep = dropout_mask(draw, start + i, start + j, dropout_p)
+        keep = dropout_mask(draw, start + i, start + j, dropout_p) if DROPOUT else True
         values = load_tokens(value, other * T, length, stride, head_size, T, D)
         sums, top, total = accumulate(scores, factor, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
 

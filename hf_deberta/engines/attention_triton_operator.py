@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-
 # tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients, and any kernel if a head
 # has more than 64 channels. More warps than a sixteenth of the tokens compute products twice, or read factors twice:
 # `times_computed` and `near_shared_cycles` in benchmarks/results/attention_triton_aot.csv
@@ -56,10 +54,6 @@ def products_use_tf32() -> bool:
     return products.fp32_precision == "tf32"
 
 
-def compute_each_time(_key: Hashable, compute: Callable[[], Any]) -> Any:
-    return compute()
-
-
 def tiled_attention(
     query: torch.Tensor,  # [B, H, N, d]
     key: torch.Tensor,
@@ -76,7 +70,7 @@ def tiled_attention(
     causal: bool = False,
     scale: float = 1.0,
     dropout_p: float = 0.0,
-    compute_once: Callable[[Hashable, Callable[[], Any]], Any] = compute_each_time,
+    compute_once: Callable[[Hashable, Callable[[], Any]], Any] = lambda _, compute: compute(),
 ) -> torch.Tensor:
     """Context [B, H, N, d] of queries that see keys by content and by relative position.
 
@@ -92,7 +86,9 @@ def tiled_attention(
         saturation: the distance from which on all distances of a side share a row, by default k.
         compute_once: computes what does not differ between layers, by its key.
     """
-    if rows_of_distance is None and not (position_key is position_query is None):
+    if position_key is position_query is None:
+        rows_of_distance = None
+    elif rows_of_distance is None:
         raise ValueError("tables of positions need rows_of_distance, the row of each distance from -k to k")
     if scale <= 0:  # the kernels look for the largest score before they scale it
         position_query = None if position_query is None else position_query * scale
@@ -101,35 +97,36 @@ def tiled_attention(
     trained = [table.shape[1] for table in tables if table is not None and table.requires_grad]
     table_rows = trained[0] if trained and torch.is_grad_enabled() else 0
     in_graph = needs_operator(query)
-    has_tables = (position_key is not None, position_query is not None)
 
-    def describe() -> "CallDescription | Plan":
+    def describe() -> "tuple[torch.Tensor | None, tuple[Any, ...] | Plan]":
         tile = launches(query.dtype, query.device)[0]
         batch, _, tokens, _ = query.shape
         rows, ranges, near, furthest = None, None, 0, (tokens - 1) // tile
         if longest is not None and cu_seqlens is None:  # these documents begin anywhere in a tile
             furthest = min(furthest, (longest + tile - 2) // tile)
         elif longest is not None:
-            furthest = (longest - 1) // tile
-        if rows_of_distance is not None and any(has_tables):
+            furthest = min(furthest, (longest - 1) // tile)
+        if rows_of_distance is not None:
             distance = rows_of_distance.shape[0] // 2 if saturation is None else saturation
             near = min(furthest, (distance + tile - 2) // tile)
             rows = rows_by_distance(rows_of_distance, (near + 1) * tile)
             ranges = ranges_of_rows(rows, table_rows) if table_rows else None
         layout = layout_in_tiles(visible, documents, cu_seqlens, batch, tokens, tile)
-        description = CallDescription(rows, ranges, *layout, scale, dropout_p, causal, near, furthest)
-        return description if in_graph else Plan(query, has_tables, description)
+        call = (rows, ranges, *layout, scale, dropout_p, causal, near, furthest, table_rows)
+        return rows, call if in_graph else Plan(query, *call)
 
-    positions = (*has_tables, rows_of_distance, saturation, table_rows)
+    positions = (rows_of_distance, saturation, table_rows)
     call = (query.shape, query.dtype, query.device, longest, scale, dropout_p, in_graph)
-    described = compute_once(("tiles", *positions, *call), describe)
+    rows, plan = compute_once(("tiles", *positions, *call), describe)
+    # the tables' rows of all distances, [(2 * near + 2) * T, H, d]; their gradient goes to the tables themselves
+    by_distance = [None if table is None else table.detach().transpose(0, 1).index_select(0, rows) for table in tables]
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    if isinstance(described, Plan) and not torch.is_grad_enabled():
-        return launch_forward(described, query, key, value, tables_by_distance(tables, described.rows), seed)[0]
-    if isinstance(described, Plan):
-        return AttentionInTiles.apply(described, table_rows, query, key, value, *tables, seed)
-    by_distance = tables_by_distance(tables, described.rows)
-    return attention_in_tiles(query, key, value, *tables, *by_distance, seed, *described)[0]
+    tensors: tuple[Any, ...] = (query, key, value, *by_distance, seed)
+    if in_graph:
+        return attention_in_tiles(*tables, *tensors, *plan)[0]
+    if not torch.is_grad_enabled():
+        return launch_forward(plan, *tensors)[0]
+    return AttentionInTiles.apply(*tables, plan, *tensors)
 
 
 def layout_in_tiles(
@@ -140,22 +137,19 @@ def layout_in_tiles(
     tokens: int,
     tile: int,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """Which tokens see each other, as the kernels read it: mask, spans and places of a `CallDescription`."""
-    spans = places = None
-    if cu_seqlens is not None:
-        places = places_in_packed_row(cu_seqlens, tokens, tile)
+    """Which tokens see each other, as the kernels read it: mask, spans and places of a `Plan`."""
+    places = None if cu_seqlens is None else places_in_packed_row(cu_seqlens, tokens, tile)
     if visible is not None and visible.dim() == 3:
         if documents is not None:
             visible = visible & (documents[:, :, None] == documents[:, None, :])
-        return visible.contiguous().view(torch.uint8), spans, places
+        return visible.contiguous().view(torch.uint8), None, places
     if documents is not None:
         numbers = (documents - documents[:, :1]).int().expand(batch, -1).contiguous()
     elif visible is not None:
         numbers = torch.zeros_like(visible, dtype=torch.int32)
     else:
-        return None, spans, places
-    if places is None:
-        spans = tile_spans(numbers, visible, tile)
+        return None, None, places
+    spans = tile_spans(numbers, visible, tile) if places is None else None
     if visible is not None:
         numbers = numbers.masked_fill(~visible, -1)
     return numbers, spans, places
@@ -208,13 +202,6 @@ def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor
     return rows_of_distance[torch.arange(-reach, reach, device=rows_of_distance.device).clamp(-k, k) + k]
 
 
-def tables_by_distance(tables: list[torch.Tensor | None], rows: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """The tables' rows of all distances, [(2 * near + 2) * T, H, d]; their gradient goes to the tables themselves."""
-    if rows is None:
-        return [None, None]
-    return [None if table is None else table.detach().transpose(0, 1).index_select(0, rows) for table in tables]
-
-
 def ranges_of_rows(rows: torch.Tensor, table_rows: int) -> torch.Tensor:
     """Which of `rows` are among each 16 rows of a table: first index, last index from the end, [2, R / 16]."""
     groups = torch.arange(-(-table_rows // ROWS_OF_PROGRAM), device=rows.device)[:, None]
@@ -222,51 +209,52 @@ def ranges_of_rows(rows: torch.Tensor, table_rows: int) -> torch.Tensor:
     return torch.stack([inside.argmax(1), inside.flip(1).argmax(1)])
 
 
-class CallDescription(NamedTuple):
-    """What all layers of a forward pass share, as both operators take it."""
-
-    rows: torch.Tensor | None  # [(2 * near + 2) * T], the row of each distance
-    row_ranges: torch.Tensor | None  # see `ranges_of_rows`, for gradients of tables
-    mask: torch.Tensor | None  # int32 [B, N], numbers of documents, -1 for padding; or bytes [B, N, N], 1 for visible
-    spans: torch.Tensor | None  # int32 [B, blocks, 2], see `tile_spans`
-    places: torch.Tensor | None  # int32 [programs, 3] of a packed row: first token and length of the document, block
-    scale: float  # of the scores
-    dropout_p: float
-    causal: bool
-    near: int  # tiles that are further apart share a row, or have none
-    furthest: int  # tiles of one document are at most this far apart
-
-
 class Plan:
-    """Arguments of the kernels from a description: sizes, constants, a placeholder for None."""
+    """What all layers of a forward pass share: arguments of the kernels, beside states and tables."""
 
-    def __init__(self, query: torch.Tensor, has_tables: tuple[bool, bool], description: CallDescription):
-        rows, row_ranges, mask, spans, places, scale, dropout_p, causal, self.near, furthest = description
-        self.c2p, self.p2c = has_tables
+    def __init__(
+        self,
+        query: torch.Tensor,
+        rows: torch.Tensor | None,  # [(2 * near + 2) * T], the row of each distance
+        row_ranges: torch.Tensor | None,  # see `ranges_of_rows`, for gradients of tables
+        mask: torch.Tensor | None,  # int32 [B, N], numbers of documents, -1 for padding; or bytes [B, N, N], 1: visible
+        spans: torch.Tensor | None,  # int32 [B, blocks, 2], see `tile_spans`
+        places: torch.Tensor | None,  # int32 [programs, 3], see `places_in_packed_row`
+        scale: float,  # of the scores
+        dropout_p: float,
+        causal: bool,
+        near: int,  # tiles that are further apart share a row, or have none
+        furthest: int,  # tiles of one document are at most this far apart
+        table_rows: int,  # R, or 0 without gradients of the tables
+    ):
+        self.rows, self.row_ranges, self.visibility = rows, row_ranges, (mask, spans, places)
         self.scale, self.dropout_p = float(scale), float(dropout_p)  # Triton compiles for the type of a number
+        self.near, self.table_rows = near, table_rows
         self.batch, self.heads, self.tokens, self.size = query.shape
         self.device_index = query.get_device()  # -1 for the CPU
-        self.nothing = query.new_empty(1)  # placeholder for None
-        self.rows, self.row_ranges, *self.visibility = (
-            self.nothing if tensor is None else tensor for tensor in (rows, row_ranges, mask, spans, places)
-        )
+        self.nothing = query.new_empty(1)  # stands for None
         self.tile, self.launches = launches(query.dtype, query.device)
         self.blocks = -(-self.tokens // self.tile)
         self.programs = self.batch * self.blocks if places is None else len(places)
         others = self.blocks - 1 if places is None else furthest  # that a tile has at most
-        self.slots = min(self.near if causal else 2 * self.near, others) + 1  # near tiles of a program
-        self.far = furthest > self.near
+        self.slots = min(near if causal else 2 * near, others) + 1  # near tiles of a program
+        self.far = furthest > near
         self.parts = min(TABLE_GRADIENT_SPLITS, self.programs)
-        self.piece_shape = (self.parts, 2 * self.near + 2, self.heads, self.tile, self.size)
         self.channels = max(16, 1 << (self.size - 1).bit_length())
-        self.sizes = (self.batch, self.heads, self.tokens, self.size, self.blocks, self.near)
-        mask_kind = "none" if mask is None else "numbers" if mask.dim() == 2 else "pairs"
-        precision = "tf32" if products_use_tf32() else "ieee"
-        self.products = {"PRECISION": precision, "T": self.tile, "D": self.channels}
-        kinds = {"MASK": mask_kind, "CAUSAL": causal, "PACKED": places is not None, "DROPOUT": self.dropout_p > 0}
-        self.constants = {**kinds, **self.products}
-        # beside constants and tensors, kernels are compiled for these properties of numbers
-        self.key = (self.device_index, self.size, self.tokens % 16 == 0, self.tokens == 1)
+        self.sizes = (self.batch, self.heads, self.tokens, self.size, self.blocks, near)
+        self.constants = {
+            "FAR": self.far,
+            "MASK": "none" if mask is None else "numbers" if mask.dim() == 2 else "pairs",
+            "CAUSAL": causal,
+            "PACKED": places is not None,
+            "DROPOUT": self.dropout_p > 0,
+            "PRECISION": "tf32" if products_use_tf32() else "ieee",
+            "ROWS": ROWS_OF_PROGRAM,
+            "T": self.tile,
+            "D": self.channels,
+        }
+        # kernels are compiled for these properties of numbers, beside constants and tensors
+        self.key = (self.device_index, self.size, self.tokens % 16 == 0, self.tokens == 1, *self.constants.values())
 
     def options(self, kernel: int) -> dict[str, int]:
         warps, stages = self.launches[kernel if self.channels <= 64 else -1]
@@ -288,25 +276,27 @@ class Kernel:
         self,
         plan: Plan,
         grid: tuple[int, int, int],
-        tensors: tuple[torch.Tensor, ...],
+        tensors: Sequence[torch.Tensor | None],
         numbers: tuple[float, ...],
-        constants: dict[str, Any],
         options: dict[str, int],
+        **constants: bool,
     ) -> None:
-        types = [tensor.dtype for tensor in tensors]
-        aligned = [tensor.data_ptr() % 16 == 0 for tensor in tensors]
-        key = (plan.key, *constants.values(), *options.values(), *types, *aligned)
+        """Launch the kernel with constants of its own and those of the plan that it has."""
+        pointers = [plan.nothing if tensor is None else tensor for tensor in tensors]
+        kinds = [(pointer.dtype, pointer.data_ptr() % 16 == 0) for pointer in pointers]
+        key = (plan.key, *constants.values(), *options.values(), *kinds)
         if key in self.compiled:
             compiled, values = self.compiled[key]
             stream = torch._C._cuda_getCurrentRawStream(plan.device_index)  # Triton asks the same in more steps
-            compiled[grid](*tensors, *numbers, *values, stream=stream)
+            compiled[grid](*pointers, *numbers, *values, stream=stream)
             return
         function = getattr(import_module(f".{self.file}", __package__), self.name)
+        constants = {**plan.constants, **constants}
+        values = tuple(constants[name] for name in function.arg_names[len(tensors) + len(numbers) :])
         # triton 3.10 would no longer multiply and add in one
-        compiled = function[grid](*tensors, *numbers, **constants, **options, enable_fp_fusion=True)
+        compiled = function[grid](*pointers, *numbers, *values, **options, enable_fp_fusion=True)
         if compiled is not None and torch.version.hip is None:  # in the interpreter; AMD's depend on sizes in bytes too
-            names = function.arg_names[len(tensors) + len(numbers) :]
-            self.compiled[key] = compiled, tuple(constants[name] for name in names)
+            self.compiled[key] = compiled, values
 
 
 forward_kernel = Kernel("attention_triton_forward", "forward_kernel")
@@ -326,35 +316,32 @@ def launch_forward(
     query: torch.Tensor,  # [B, H, N, d]
     key: torch.Tensor,
     value: torch.Tensor,
-    by_distance: Sequence[torch.Tensor | None],  # see `tables_by_distance`
+    key_table: torch.Tensor | None,  # by distance, for c2p
+    query_table: torch.Tensor | None,
     seed: torch.Tensor | None,  # [1], with dropout
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Context [B, H, N, d], and the log-sums [B, H, N] of scores, in base 2, that the backward pass needs."""
     query, key, value = tokens_first(query), tokens_first(key), tokens_first(value)
-    key_table, query_table = (plan.nothing if table is None else table for table in by_distance)
     context = torch.empty_like(query)
     log_sum = query.new_empty((plan.batch, plan.heads, plan.tokens), dtype=torch.float32)
     with torch.cuda.device_of(query):
         far = far_products(plan, query, key_table), far_products(plan, key, query_table)
-        seed = plan.nothing if seed is None else seed
         forward_kernel.launch(
             plan, (plan.programs, plan.heads, 1),
             (query, key, value, key_table, query_table, *far, *plan.visibility, seed, context, log_sum),
-            (*plan.sizes, plan.scale, plan.dropout_p),
-            {"C2P": plan.c2p, "P2C": plan.p2c, "FAR": plan.far, **plan.constants}, plan.options(0),
+            (*plan.sizes, plan.scale, plan.dropout_p), plan.options(0),
+            C2P=key_table is not None, P2C=query_table is not None,
         )  # fmt: skip
     return context.transpose(1, 2), log_sum
 
 
-def far_products(plan: Plan, states: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def far_products(plan: Plan, states: torch.Tensor, table: torch.Tensor | None) -> torch.Tensor | None:
     """Products [2, B, H, N] of queries with Kr of far keys, or of keys with Qr."""
-    if table is plan.nothing or not plan.far:
-        return plan.nothing
+    if table is None or not plan.far:
+        return None
     products = states.new_empty((2, plan.batch, plan.heads, plan.tokens), dtype=torch.float32)
-    far_products_kernel.launch(
-        plan, (plan.blocks, plan.heads, plan.batch), (states, table, products),
-        (plan.tokens, plan.heads, len(table), plan.size), {"T": plan.tile, "D": plan.channels}, {},
-    )  # fmt: skip
+    sizes = (plan.tokens, plan.heads, len(table), plan.size)
+    far_products_kernel.launch(plan, (plan.blocks, plan.heads, plan.batch), (states, table, products), sizes, {})
     return products
 
 
@@ -363,11 +350,8 @@ class Side(NamedTuple):
 
     states: torch.Tensor  # [B, N, H, d]
     weights: torch.Tensor  # [B, N, H, d]: dO of queries, V of keys
-    table: torch.Tensor  # by distance: Kr of queries, Qr of keys
-    far: torch.Tensor  # of `far_products`
-    has_table: bool
-    for_states: torch.Tensor  # the gradient, [B, N, H, d]
-    for_far: torch.Tensor  # gradients of far rows, [2, programs, H, d]
+    table: torch.Tensor | None  # by distance: Kr of queries, Qr of keys
+    far: torch.Tensor | None  # of `far_products`
 
 
 def launch_backward(
@@ -378,116 +362,102 @@ def launch_backward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    by_distance: Sequence[torch.Tensor | None],
+    key_table: torch.Tensor | None,
+    query_table: torch.Tensor | None,
     seed: torch.Tensor | None,
-    table_rows: int,  # R, or 0 without gradients of the tables
 ) -> list[torch.Tensor | None]:
-    """Gradients of query, key, value, position_key and position_query; None for tables without one."""
-    query, key, value = tokens_first(query), tokens_first(key), tokens_first(value)
-    gradient, context = tokens_first(gradient), tokens_first(context)
-    key_table, query_table = (plan.nothing if table is None else table for table in by_distance)
-    seed = plan.nothing if seed is None else seed
+    """Gradients of position_key, position_query, query, key and value; None for tables without one."""
+    gradient, context, query, key, value = map(tokens_first, (gradient, context, query, key, value))
     for_query, for_key, for_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     delta = torch.empty_like(log_sum)
     for_far = delta.new_empty(2, 2, plan.programs * plan.far, plan.heads, plan.size)
     tiles = query.new_empty(plan.programs, plan.heads, plan.slots, 2, plan.tile, plan.tile)
-    for_tables: list[torch.Tensor | None] = [None, None]
     with torch.cuda.device_of(query):
-        far_query, far_key = far_products(plan, query, key_table), far_products(plan, key, query_table)
-        queries = Side(query, gradient, key_table, far_query, plan.c2p, for_query, for_far[0])
-        keys = Side(key, value, query_table, far_key, plan.p2c, for_key, for_far[1])
-        for is_keys, own, other in ((False, queries, keys), (True, keys, queries)):
+        queries = Side(query, gradient, key_table, far_products(plan, query, key_table))
+        keys = Side(key, value, query_table, far_products(plan, key, query_table))
+        for is_keys, own, other, for_own in ((False, queries, keys, for_query), (True, keys, queries, for_key)):
             own_gradients_kernel.launch(
                 plan, (plan.programs, plan.heads, 1),
-                (own.states, other.states, own.weights, other.weights, context, own.table, other.table, own.far,
-                 other.far, log_sum, delta, *plan.visibility, seed, own.for_states, for_value, own.for_far, tiles),
-                (plan.slots, *plan.sizes, plan.scale, plan.dropout_p),
-                {"OWN": own.has_table, "OTHER": other.has_table, "KEYS": is_keys, "FAR": plan.far, **plan.constants},
-                plan.options(1),
+                (*own, *other, context, log_sum, delta, *plan.visibility, seed,
+                 for_own, for_value, for_far[int(is_keys)], tiles),
+                (plan.slots, *plan.sizes, plan.scale, plan.dropout_p), plan.options(1),
+                OWN=own.table is not None, OTHER=other.table is not None, KEYS=is_keys,
             )  # fmt: skip
-        if table_rows:
-            for_tables = table_gradients(plan, query, key, tiles, for_far, table_rows)
-    return [*(part.transpose(1, 2) for part in (for_query, for_key, for_value)), *for_tables]
+        for_tables = table_gradients(plan, queries, keys, tiles, for_far) if plan.table_rows else [None, None]
+    return [*for_tables, for_query.transpose(1, 2), for_key.transpose(1, 2), for_value.transpose(1, 2)]
 
 
 def table_gradients(
-    plan: Plan, query: torch.Tensor, key: torch.Tensor, tiles: torch.Tensor, for_far: torch.Tensor, table_rows: int
+    plan: Plan, queries: Side, keys: Side, tiles: torch.Tensor, for_far: torch.Tensor
 ) -> list[torch.Tensor | None]:
     """Gradients [H, R, d] of the tables, from what `own_gradients_kernel` wrote."""
-    sides = [(False, query)] * plan.c2p + [(True, key)] * plan.p2c
-    pieces = for_far.new_empty(len(sides), *plan.piece_shape)  # parts of sums, by distance
+    sides = [(is_keys, side.states) for is_keys, side in ((False, queries), (True, keys)) if side.table is not None]
+    blocks = 2 * plan.near + 2
+    pieces = for_far.new_empty(len(sides), plan.parts, blocks, plan.heads, plan.tile, plan.size)  # parts of sums
     for (is_keys, states), piece in zip(sides, pieces, strict=True):
         table_gradients_kernel.launch(
-            plan, (2 * plan.near + 2, plan.heads, plan.parts), (states, tiles, *plan.visibility[1:], piece),
+            plan, (blocks, plan.heads, plan.parts), (states, tiles, *plan.visibility[1:], piece),
             (plan.programs, plan.heads, plan.tokens, plan.size, plan.blocks, plan.slots, plan.near),
-            {"KEYS": is_keys, **{name: plan.constants[name] for name in ("MASK", "CAUSAL", "PACKED")}, **plan.products},
-            plan.options(2),
+            plan.options(2), KEYS=is_keys,
         )  # fmt: skip
-    gradients = [query.new_empty(table_rows, plan.heads, plan.size) for _ in sides]
-    far = for_far.sum(2) if plan.far else plan.nothing
+    gradients = [tiles.new_empty(plan.table_rows, plan.heads, plan.size) for _ in sides]
     row_gradients_kernel.launch(
-        plan, (-(-table_rows // ROWS_OF_PROGRAM), plan.heads, len(sides)),
-        (pieces, far, plan.rows, plan.row_ranges, gradients[0], gradients[-1]),
-        (plan.parts, plan.heads, table_rows, plan.size, plan.near, int(not plan.c2p), plan.scale),
-        {"FAR": plan.far, "ROWS": ROWS_OF_PROGRAM, "T": plan.tile, "D": plan.channels}, {"num_warps": 8},
+        plan, (-(-plan.table_rows // ROWS_OF_PROGRAM), plan.heads, len(sides)),
+        (pieces, for_far.sum(2) if plan.far else None, plan.rows, plan.row_ranges, gradients[0], gradients[-1]),
+        (plan.parts, plan.heads, plan.table_rows, plan.size, plan.near, sides[0][0], plan.scale), {"num_warps": 8},
     )  # fmt: skip
-    by_head = [gradient.transpose(0, 1) for gradient in gradients]
-    return [by_head[0] if plan.c2p else None, by_head[-1] if plan.p2c else None]
+    first, last = gradients[0].transpose(0, 1), gradients[-1].transpose(0, 1)
+    return [None if queries.table is None else first, None if keys.table is None else last]
 
 
 class AttentionInTiles(torch.autograd.Function):
     """Attention outside of graphs and transforms, which takes less time than the operator and its own autograd."""
 
     @staticmethod
-    def forward(ctx, plan, table_rows, query, key, value, position_key, position_query, seed):
-        by_distance = tables_by_distance([position_key, position_query], plan.rows)
-        context, log_sum = launch_forward(plan, query, key, value, by_distance, seed)
+    def forward(ctx, position_key, position_query, plan, *tensors):
+        context, log_sum = launch_forward(plan, *tensors)
         # with the mask, so that autograd notices writes to it
-        ctx.save_for_backward(context, log_sum, query, key, value, *by_distance, seed, *plan.visibility)
-        ctx.plan, ctx.table_rows = plan, table_rows
+        ctx.save_for_backward(context, log_sum, *tensors, *plan.visibility)
+        ctx.plan = plan
         return context
 
     @staticmethod
     def backward(ctx, gradient):
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the kernels have no second derivatives (create_graph=True): use attn_implementation='eager'"
-            )
-        context, log_sum, query, key, value, key_table, query_table, seed, *_ = ctx.saved_tensors
-        by_distance = (key_table, query_table)
-        gradients = launch_backward(
-            ctx.plan, gradient, context, log_sum, query, key, value, by_distance, seed, ctx.table_rows
-        )
-        return None, None, *gradients, None
+            raise RuntimeError("the kernels have no second derivatives (create_graph=True): use the backend 'eager'")
+        for_key_table, for_query_table, *others = launch_backward(ctx.plan, gradient, *ctx.saved_tensors[:8])
+        return for_key_table, for_query_table, None, *others, None, None, None
 
 
 def needs_operator(query: torch.Tensor) -> bool:
     """True where only the operator can be recorded, transformed or intercepted: in graphs, torch.func and modes."""
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     in_transform = torch._C._functorch.peek_interpreter_stack() is not None
-    return in_graph or in_transform or _get_current_dispatch_mode() is not None or type(query) not in PLAIN_TENSORS
+    is_plain = type(query) in (torch.Tensor, torch.nn.Parameter)
+    return in_graph or in_transform or not is_plain or _get_current_dispatch_mode() is not None
 
 
-# query to seed, then the fields of `CallDescription`
+# the arguments of `launch_forward`, then those of `Plan`
 CALL = (
-    "Tensor query, Tensor key, Tensor value, Tensor? position_key, Tensor? position_query, Tensor? key_by_distance, "
-    "Tensor? query_by_distance, Tensor? seed, Tensor? rows, Tensor? row_ranges, Tensor? mask, Tensor? spans, "
-    "Tensor? places, float scale, float dropout_p, bool causal, SymInt near, SymInt furthest"
+    "Tensor query, Tensor key, Tensor value, Tensor? key_table, Tensor? query_table, Tensor? seed, Tensor? rows, "
+    "Tensor? row_ranges, Tensor? mask, Tensor? spans, Tensor? places, float scale, float dropout_p, bool causal, "
+    "SymInt near, SymInt furthest, SymInt table_rows"
 )
-TENSORS = 13
+STATES, TENSORS = 6, 11  # query to seed, query to places
 
 
-@torch.library.custom_op("hf_deberta::tiled_attention", mutates_args=(), schema=f"({CALL}) -> (Tensor, Tensor)")
-def attention_in_tiles(
-    query, key, value, position_key, position_query, key_by_distance, query_by_distance, seed, *description
-) -> tuple[torch.Tensor, torch.Tensor]:
+@torch.library.custom_op(
+    "hf_deberta::tiled_attention",
+    mutates_args=(),
+    schema=f"(Tensor? position_key, Tensor? position_query, {CALL}) -> (Tensor, Tensor)",
+)
+def attention_in_tiles(position_key, position_query, *call) -> tuple[torch.Tensor, torch.Tensor]:
     """The results of `launch_forward`."""
-    plan = Plan(query, (position_key is not None, position_query is not None), CallDescription(*description))
-    return launch_forward(plan, query, key, value, (key_by_distance, query_by_distance), seed)
+    return launch_forward(Plan(call[0], *call[STATES:]), *call[:STATES])
 
 
 @attention_in_tiles.register_fake
-def _(query, *_):
+def _(position_key, position_query, query, *_):
     batch, heads, tokens, size = query.shape
     context = query.new_empty(batch, tokens, heads, size).transpose(1, 2)
     return context, query.new_empty(batch, heads, tokens, dtype=torch.float32)
@@ -496,46 +466,38 @@ def _(query, *_):
 @torch.library.custom_op(
     "hf_deberta::tiled_attention_backward",
     mutates_args=(),
-    schema=f"(Tensor gradient, Tensor context, Tensor log_sum, bool train_tables, {CALL}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor gradient, Tensor context, Tensor log_sum, {CALL}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def attention_in_tiles_backward(
-    gradient, context, log_sum, train_tables, query, key, value, position_key, position_query, *others
-) -> tuple[torch.Tensor, ...]:
+def attention_in_tiles_backward(gradient, context, log_sum, *call) -> tuple[torch.Tensor, ...]:
     """The results of `launch_backward`, empty for tables without a gradient."""
-    tables = [table for table in (position_key, position_query) if table is not None and train_tables]
-    *by_distance, seed = others[:3]
-    plan = Plan(query, (position_key is not None, position_query is not None), CallDescription(*others[3:]))
-    table_rows = tables[0].shape[1] if tables else 0
-    gradients = launch_backward(plan, gradient, context, log_sum, query, key, value, by_distance, seed, table_rows)
-    return tuple(query.new_empty(0) if part is None else part for part in gradients)
+    gradients = launch_backward(Plan(call[0], *call[STATES:]), gradient, context, log_sum, *call[:STATES])
+    return tuple(gradient.new_empty(0) if part is None else part for part in gradients)
 
 
 @attention_in_tiles_backward.register_fake
-def _(gradient, context, log_sum, train_tables, query, key, value, position_key, position_query, *_):
+def _(gradient, context, log_sum, query, key, value, key_table, query_table, *others):
     batch, heads, tokens, size = query.shape
-    states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
-    tables = [table if train_tables else None for table in (position_key, position_query)]
-    return *states, *(
-        query.new_empty(0) if table is None else query.new_empty(table.shape[1], heads, size).transpose(0, 1)
-        for table in tables
+    table_rows = others[-1]
+    tables = (
+        query.new_empty(0)
+        if table is None or not table_rows
+        else query.new_empty(table_rows, heads, size).transpose(0, 1)
+        for table in (key_table, query_table)
     )
+    return *tables, *(query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
 
 
 def _save_for_backward(ctx, inputs, output):
-    tensors, ctx.numbers = inputs[:TENSORS], inputs[TENSORS:]
-    ctx.save_for_backward(*output, *tensors)
+    _, _, *call = inputs
+    ctx.save_for_backward(*output, *call[:TENSORS])
+    ctx.numbers = call[TENSORS:]
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, gradient, _):
-    if gradient is None:
-        return (None,) * (TENSORS + len(ctx.numbers))
-    context, log_sum, *tensors = ctx.saved_tensors
-    train_tables = any(ctx.needs_input_grad[3:5])
-    gradients = attention_in_tiles_backward(gradient, context, log_sum, train_tables, *tensors, *ctx.numbers)
-    needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
-    return *needed, *(None,) * (TENSORS + len(ctx.numbers) - 5)
+    gradients = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *ctx.numbers)
+    needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad, strict=False))
+    return *needed, *(None,) * (len(ctx.needs_input_grad) - len(gradients))
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)

@@ -321,11 +321,12 @@ def test_the_operators_agree_with_their_shape_rules():
     rows = attention_triton_operator.rows_by_distance(rows, (near + 1) * 16)
     ranges = attention_triton_operator.ranges_of_rows(rows, leaves["position_key"].shape[1])
     names = ("position_key", "position_query")
-    by_distance = attention_triton_operator.tables_by_distance([leaves[name] for name in names], rows)
+    states = [leaves[name] for name in ("query", "key", "value")]
+    by_distance = [leaves[name].detach().transpose(0, 1).index_select(0, rows) for name in names]
     for trained in (True, False):
-        for name in names:
-            leaves[name] = leaves[name].detach().requires_grad_(trained)
-        arguments = (*leaves.values(), *by_distance, None, rows, ranges, *[None] * 3, 0.1, 0.0, False, near, furthest)
+        tables = [leaves[name].detach().requires_grad_(trained) for name in names]
+        plan = (rows, ranges, *[None] * 3, 0.1, 0.0, False, near, furthest, tables[0].shape[1] * trained)
+        arguments = (*tables, *states, *by_distance, None, *plan)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(attention_triton_operator.attention_in_tiles, arguments, test_utils=checks)
 
@@ -365,11 +366,10 @@ def test_the_kernel_for_the_hub_loads_and_computes_the_same(tmp_path):
 @interpreted
 def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
     """Whichever of PyTorch's two settings was used: after mixing them, one of its getters raises an error."""
-    description = attention_triton_operator.CallDescription(*[None] * 5, 1.0, 0.0, False, 0, 0)
-    query = inputs_of(CLIPPED, 5)[0]["query"]
-    assert attention_triton_operator.Plan(query, (True, True), description).products["PRECISION"] == "ieee"
+    call = (inputs_of(CLIPPED, 5)[0]["query"], *[None] * 5, 1.0, 0.0, False, 0, 0, 0)
+    assert attention_triton_operator.Plan(*call).constants["PRECISION"] == "ieee"
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
-    assert attention_triton_operator.Plan(query, (True, True), description).products["PRECISION"] == "tf32"
+    assert attention_triton_operator.Plan(*call).constants["PRECISION"] == "tf32"
 
 
 @interpreted
@@ -427,14 +427,14 @@ def test_one_mask_serves_calls_of_other_sizes_and_tables():
 class CompiledStub:
     """Stands for a kernel of Triton before and after it is compiled; notes what is compiled and launched."""
 
-    arg_names = ("states", "out", "tokens", "T", "D")
+    arg_names = ("states", "out", "tokens", "T", "D", "KEYS")
 
     def __init__(self):
         self.compiled, self.launched = [], []
 
     def __getitem__(self, grid):
-        def launch(*args, **constants):
-            self.compiled.append((grid, args, constants))
+        def launch(*args, **options):
+            self.compiled.append((grid, args, options))
             return {grid: lambda *args, stream: self.launched.append((grid, args, stream))}
 
         return launch
@@ -450,24 +450,23 @@ def test_compiled_kernels_are_kept_by_all_that_triton_compiles_for(monkeypatch):
     memory, out = torch.zeros(64), torch.zeros(8)
     aligned = memory[(-memory.data_ptr() // 4) % 4 :]
 
-    def launch(states=aligned, key=(0, 64, True, False), constants=None, warps=4):
-        constants = {"D": 64, "T": 32} if constants is None else constants
-        kernel.launch(
-            SimpleNamespace(key=key, device_index=3), (1, 2, 1), (states, out), (5,), constants, {"num_warps": warps}
-        )
+    def launch(states=aligned, key=(0, 64, True, False), tile=32, warps=4, **constants):
+        plan = SimpleNamespace(key=(*key, tile), constants={"T": tile, "D": 64, "FAR": True}, device_index=3)
+        kernel.launch(plan, (1, 2, 1), (states, out), (5,), {"num_warps": warps}, KEYS=False, **constants)
 
     launch()
     launch(aligned + 1)
-    options = {"num_warps": 4, "enable_fp_fusion": True}
-    assert [constants for _, _, constants in stub.compiled] == [{"D": 64, "T": 32, **options}]
-    [(grid, (_, _, *numbers), stream)] = stub.launched
-    assert (grid, numbers, stream) == ((1, 2, 1), [5, 32, 64], 103)  # constants in the order of the kernel's arguments
+    [(_, (_, _, *numbers), options)] = stub.compiled
+    assert (numbers, options) == ([5, 32, 64, False], {"num_warps": 4, "enable_fp_fusion": True})
+    [(grid, (_, _, *again), stream)] = stub.launched
+    assert (grid, again, stream) == ((1, 2, 1), numbers, 103)  # constants in the order of the kernel's arguments
     launch(aligned.half())
     launch(aligned[1:])  # from an address that 16 does not divide
     launch(key=(0, 64, False, False))
-    launch(constants={"D": 64, "T": 16})
+    launch(tile=16)
     launch(warps=8)
-    assert len(stub.compiled) == 6
+    launch(OWN=True)
+    assert len(stub.compiled) == 7
 
 
 KINDS = {  # of arguments that do not have the type of the states

@@ -18,8 +18,8 @@ Launch = Callable[[str, tuple[torch.Tensor, ...]], None]  # the kernel's name an
 class KernelStub:
     """Stands for a kernel: `stub[grid](...)` reports the launch."""
 
-    def __init__(self, name: str, report: Launch):
-        self.name, self.report = name, report
+    def __init__(self, name: str, arg_names: list[str], report: Launch):
+        self.name, self.arg_names, self.report = name, arg_names, report
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         def launch(*args: object, **kwargs: object) -> None:
@@ -37,7 +37,7 @@ def stubbed_kernels(report: Launch) -> Iterator[None]:
         module = importlib.import_module(f"hf_deberta.engines.{path.stem}")
         for name, value in vars(module).items():
             if isinstance(value, KernelInterface):
-                patches.append(patch.object(module, name, KernelStub(name, report)))
+                patches.append(patch.object(module, name, KernelStub(name, value.arg_names, report)))
     for each in patches:
         each.start()
     try:
