@@ -176,7 +176,8 @@ def compute_in_chunks(
         )
     )
     states, weight, bias = inputs, weight.to(dtype), None if bias is None else bias.to(dtype)
-    size = chunk_tokens(weight.shape[0], states.device)
+    factor = 1 if states.device.type == "cpu" else DEVICE_FACTOR
+    size = max(MIN_CHUNK_TOKENS, factor * MAX_CHUNK_LOGITS // weight.shape[0])  # tokens of a chunk
     with without_autocast(states.device):
         for start in range(0, labels.shape[0], size):
             chunk = slice(start, start + size)
@@ -186,12 +187,6 @@ def compute_in_chunks(
                 if of_all is not None and of_chunk is not None:
                     of_all[chunk] = of_chunk
     return tokens, gradients
-
-
-def chunk_tokens(vocab_size: int, device: torch.device) -> int:
-    """Return how many tokens have their logits computed together."""
-    factor = 1 if device.type == "cpu" else DEVICE_FACTOR
-    return max(MIN_CHUNK_TOKENS, factor * MAX_CHUNK_LOGITS // vocab_size)
 
 
 def compute_chunk(
