@@ -422,4 +422,6 @@ def cpu_attention_with_log_sum(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return attention [B, H, Q, d] with scores query @ key^T + bias, and their log-sum-exp [B, H, Q]."""
+    if bias is not None and bias.stride(-1) > 1:  # of p2c alone; PyTorch 2.7 would read other numbers
+        bias = bias.contiguous()
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=1.0)

@@ -404,7 +404,7 @@ def table_gradients(
     row_gradients_kernel.launch(
         plan, (-(-plan.table_rows // ROWS_OF_PROGRAM), plan.heads, len(sides)),
         (pieces, for_far.sum(2) if plan.far else None, plan.rows, plan.row_ranges, gradients[0], gradients[-1]),
-        (plan.parts, plan.heads, plan.table_rows, plan.size, plan.near, sides[0][0], plan.scale), {"num_warps": 8},
+        (plan.parts, plan.heads, plan.table_rows, plan.size, plan.near, int(sides[0][0]), plan.scale), {"num_warps": 8},
     )  # fmt: skip
     first, last = gradients[0].transpose(0, 1), gradients[-1].transpose(0, 1)
     return [None if queries.table is None else first, None if keys.table is None else last]

@@ -7,7 +7,7 @@ methods that need these weights, before they change or write anything, and a lay
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -64,12 +64,14 @@ class InferenceOnly(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse(f"it can neither be copied nor pickled{ORIGINAL}")
 
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval mode: a trainer of a head calls `train` on the whole model, and gradients are refused later."""
+        return super().train(False)
+
     def check_call(self, states: torch.Tensor, output_attentions: bool) -> None:
         """Raise an error for a call in which the layer does not give what the original layer gives."""
         if in_captured_graph() or in_functorch_transform():
             refuse(f"it can neither be compiled, exported, traced nor transformed{ORIGINAL}")
-        if self.training:
-            refuse("it cannot be trained: call eval() on it (a head on it can be trained)")
         if output_attentions:
             refuse(f"it has no attention probabilities{ORIGINAL}")
         if torch.is_autocast_enabled("cpu"):

@@ -59,7 +59,10 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
     modules = model.modules() if isinstance(model, nn.Module) else ()
     encoders = [module for module in modules if isinstance(module, ENCODERS)]
     if not encoders:
-        raise ValueError(f"{type(model).__name__} has no DeBERTa encoder: pass a model, of a pipeline its model")
+        raise ValueError(
+            f"{type(model).__name__} has no DeBERTa encoder: pass a model, of a pipeline its model; import hf_deberta "
+            "before you load one with trust_remote_code"
+        )
     for encoder in encoders:
         check_encoder(encoder)
     limit_onednn_caches()
