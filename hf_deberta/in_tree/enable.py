@@ -74,7 +74,7 @@ class _Enabled(ExitStack):
 
 
 def enable(attn_implementation: str = AUTO, clamp_relative_distance: bool = False) -> AbstractContextManager:
-    """Let Transformers' DeBERTa classes compute with this package; the module's docstring has the details.
+    """Let Transformers' DeBERTa classes compute with this package; this file's docstring lists what changes.
 
     >>> hf_deberta.enable()
     >>> model = AutoModelForSequenceClassification.from_pretrained("microsoft/deberta-v3-base")

@@ -48,6 +48,7 @@ MAX_CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to comp
 def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = True) -> Model:
     """Return the model in eval mode, converted for inference on this CPU; with `inplace=False` a converted copy.
 
+    Train, merge adapters and save before: the converted model can neither be trained nor saved.
     `dtype` is that of the factors of matrix products: torch.float32, torch.bfloat16 or torch.int8.
     """
     if dtype not in DTYPES:

@@ -1,5 +1,8 @@
 """Which recipe a task and a model size get."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from hf_deberta import PRESETS, HfDebertaConfig
@@ -98,3 +101,12 @@ def test_the_help_lists_the_flags_of_recipes():
     recipe, _ = find_recipe("mnli", "v3-base")
     flags = {**recipe.flags(precision="bf16"), **recipe.flags(precision="fp16")}
     assert set(flags) == set(RECIPE_FLAGS)
+
+
+def test_the_page_on_checkpoints_has_the_learning_rates():
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (m?)deberta-(\S+)( \(v1\))? \| .* \| (\S+) \|$", page, re.MULTILINE)
+    assert len(rows) == len(LEARNING_RATE_FACTORS)
+    for multilingual, size, v1, rate in rows:
+        size = f"mdeberta-{size}" if multilingual else f"v1-{size}" if v1 else size
+        assert find_recipe("own", size)[0].learning_rate == float(rate), size
