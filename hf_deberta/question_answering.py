@@ -108,6 +108,8 @@ class QuestionAnswerer:
             rows = {name: [windows[name][window] for window in batch] for name in names}
             inputs = self.tokenizer.pad(rows, padding_side="right", return_tensors="pt").to(self.model.device)
             output = self.model(**inputs)
+            if not hasattr(output, "start_logits"):
+                raise ValueError(f"{type(self.model).__name__} has no answers: pass a model for question answering")
             logits = torch.stack([output.start_logits, output.end_logits]).float().cpu().numpy()
             for i, window in enumerate(batch):
                 starts[window], ends[window] = logits[:, i, : lengths[window]]

@@ -112,7 +112,7 @@ def _check_exportable(model: PreTrainedModel) -> None:
     if f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}" not in AUTO_MAP.values():
         raise ValueError(
             f"Transformers has no class like {kind.__name__}, which is not of this package; export its encoder "
-            "(model.deberta), or a model of the class that it derives from"
+            "(model.deberta), or of torch.compile(model) the model"
         )
     if "p2p" in model.config.pos_att_type:
         raise ValueError("Transformers' DeBERTa classes have no p2p term, so a model with it cannot be exported")

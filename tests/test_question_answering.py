@@ -11,7 +11,7 @@ from fine_tuning_models import CPU, run_script
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering
+from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering, HfDebertaForSequenceClassification
 from hf_deberta.demos import house_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.question_answering import QuestionAnswerer
@@ -183,3 +183,11 @@ def test_import_of_the_package_alone_does_not_import_it():
     subprocess.run(
         [sys.executable, "-c", f"{code}; assert Q is hf_deberta.question_answering.QuestionAnswerer"], check=True
     )
+
+
+def test_a_model_without_answers(tokenizer):
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer)))
+    with pytest.raises(
+        ValueError, match="HfDebertaForSequenceClassification has no answers: pass a model for question"
+    ):
+        QuestionAnswerer(model, tokenizer)(QUESTION, CONTEXT)

@@ -65,10 +65,14 @@ class PairArguments(NewModelArguments):
         super().__post_init__()
         generator, discriminator = self.generator_name_or_path, self.discriminator_name_or_path
         starts = [name for name in (self.config_preset, self.config_name, discriminator) if name is not None]
-        if len(starts) != 1 or (generator is not None and discriminator is None):
+        if generator is not None and discriminator is None:
             raise InputError(
-                "give one of --config_preset, --config_name (a new pair) or --discriminator_name_or_path (continue), "
-                "and --generator_name_or_path only with the last"
+                "--generator_name_or_path needs --discriminator_name_or_path: give both, or the discriminator alone if "
+                "the generator lies beside it"
+            )
+        if len(starts) != 1:
+            raise InputError(
+                "give one of --config_preset, --config_name (a new pair) or --discriminator_name_or_path (continue)"
             )
         if self.generator_layers is not None and not self.new_model:
             raise InputError(

@@ -310,8 +310,8 @@ class RayClassifier:
     """Labels texts in processes of Ray, which keep the model. Two share a GPU: one tokenizes, the other computes."""
 
     def __init__(self, settings: ScoreSettings, address: str):
-        import ray
-
+        with input_errors("--address needs Ray: pip install '.[score]'", ImportError):
+            import ray
         ray.init(address, logging_level="error", log_to_driver=False)
         resource, share = ("GPU", 0.5) if settings.device == "cuda" else ("CPU", settings.cores)
         self.ray, self.settings = ray, settings

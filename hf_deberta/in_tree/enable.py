@@ -151,10 +151,9 @@ def _apply_changes(changes: ExitStack) -> None:
         change(getattr(module, prefix + "Intermediate"), "forward", intermediate_forward)
         for name in ("SelfOutput", "Output"):
             change(getattr(module, prefix + name), "forward", output_forward)
+        # not of the base class: heads of others share it
         for head in (name for name in module.__all__ if name.startswith(prefix + "For")):
-            change(
-                getattr(module, head), "accepts_loss_kwargs", False
-            )  # not of the base class, which others' heads share
+            change(getattr(module, head), "accepts_loss_kwargs", False)
     change(v1.DebertaLayerNorm, "forward", layer_norm)
     for tokenizer in (DebertaTokenizer, DebertaV2Tokenizer):
         change(tokenizer, "from_pretrained", _tokenizer_from_pretrained(tokenizer, tokenizer.from_pretrained))

@@ -327,7 +327,8 @@ vocabulary of {vocab_size} tokens.
 {load}
 tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # the tokenizer needs no custom code
 ```
-
+"""
+USE_OF_CARD = """
 This needs Transformers 5.12 or later. With the `hf_deberta` package installed, `import hf_deberta` replaces
 `trust_remote_code=True` and computes the same numbers faster: the Python files beside the weights are the model alone.
 The package can also export this model to the format of Transformers' own classes:
@@ -346,7 +347,7 @@ def write_code(folder: str | Path) -> None:
 def loading_code(auto_class: str, name: str) -> str:
     """Return the Python lines of the model card that load the model."""
     if not auto_class.startswith("Auto"):
-        module = "hf_deberta" if auto_class in AUTO_MAP else "..."  # a head of somebody else
+        module = "hf_deberta" if auto_class in AUTO_MAP else "your_module"
         return f'''from {module} import {auto_class}
 from transformers import AutoTokenizer
 
@@ -373,7 +374,8 @@ def write_model_card(folder: str | Path, architecture: str, config: HfDebertaCon
             vocab_size=config.vocab_size,
             load=loading_code(auto_class, name),
             pipeline_tag=PIPELINE_TAGS.get(auto_class, "feature-extraction"),
-        ),
+        )
+        + USE_OF_CARD * bool(known),
         encoding="utf-8",
     )
 

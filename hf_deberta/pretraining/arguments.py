@@ -105,7 +105,8 @@ class NewModelArguments:
         if corpus.arguments.train_tokenizer is not None:
             if not self.new_model:
                 raise InputError(
-                    "--train_tokenizer makes a vocabulary that a trained model does not have: leave it out"
+                    "--train_tokenizer makes a vocabulary that a trained model does not have: leave it out, or "
+                    "start a new model"
                 )
             return corpus.train_tokenizer(folder / "tokenizer", corpus.arguments.max_seq_length)
         name = self.tokenizer_name or self.checkpoint or self.config_name
@@ -255,10 +256,10 @@ def prepare(
     if model_args.new_model and not training_args.do_train:
         raise InputError(
             "--do_train false evaluates a trained model, but this one would be new, with random weights: name a "
-            "checkpoint"
+            "checkpoint, without --from_scratch"
         )
     set_seed(training_args.seed)
-    # the others wait, and read the files of the main process
+    # other processes wait, and read the files of the main process
     main_process_first = partial(training_args.main_process_first, local=training_args.save_on_each_node)
     with main_process_first(desc="training the tokenizer"):
         corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)

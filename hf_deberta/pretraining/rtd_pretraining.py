@@ -222,6 +222,8 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         """
         if labels is None:
             raise ValueError("labels are missing: the original ids of masked tokens, and -100 elsewhere")
+        if only not in (None, *MODELS) or (only == "discriminator" and replaced_ids is None):
+            raise ValueError(f"only must be None, 'generator', or 'discriminator' with replaced_ids, not {only!r}")
         check_tensors(input_ids=input_ids, labels=labels, replaced_ids=replaced_ids)
         for name, ids in (("labels", labels), ("replaced_ids", replaced_ids)):
             if ids is not None and ids.shape != input_ids.shape:

@@ -83,6 +83,10 @@ def convert_encoders(model: nn.Module, encoders: Sequence[nn.Module], dtype: tor
     for module in model.modules():
         if any(isinstance(each, ENCODERS) for each in module.modules()):
             refuse_methods(module)
+        if isinstance(getattr(module, "encoder", None), ENCODERS):
+            for part in module.modules():
+                if isinstance(part, nn.Dropout):
+                    part.p = 0.0  # a trainer of the head calls train() on it
     for encoder, table in zip(encoders, tables, strict=True):
         convert(encoder, *table, dtype)
 

@@ -25,7 +25,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from hf_deberta.training.errors import InputError
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.integrity import (
     MANIFEST,
     find_damaged_files,
@@ -157,6 +157,10 @@ class AtomicCheckpointsMixin(Trainer):
         """Save a weight that is tied to another once. FSDP2 and DeepSpeed have gathered both, as separate tensors."""
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         super()._save(output_dir, state_dict and {name: state_dict[name] for name in state_dict if name not in tied})
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with input_errors("resume as the run was started, or with --resume_from_checkpoint false", ValueError):
+            super()._load_from_checkpoint(*args, **kwargs)
 
     def publish_model(self, unfinished: Path, folder: Path) -> None:
         """Move the saved model, which is complete, to `folder`."""

@@ -13,6 +13,7 @@ from _thread import interrupt_main
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from threading import Timer
 from traceback import walk_stack
 from types import FrameType
@@ -26,6 +27,7 @@ ROWS_SHOWN = 10  # numbers of rows in a message
 NOT_WRITTEN = re.compile(
     "No space left on device|Disk quota exceeded|File too large|unexpected pos|PytorchStreamWriter failed"
 )
+WRITERS = ("SafetensorError", "Exception")  # exceptions of safetensors and of tokenizers
 # Errors whose message is that of their cause: of `datasets`, and of a configuration that breaks a rule.
 WRAPPERS = ("DatasetGenerationError", "StrictDataclassClassValidationError", "StrictDataclassFieldValidationError")
 
@@ -97,6 +99,10 @@ def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) 
         # a path that is not there was taken for a name on the Hub
         if any(isinstance(step, HFValidationError) for step in (cause, cause.__cause__, cause.__context__)):
             message = f"there is no folder {where}"
+        if where and Path(where, "discriminator", "config.json").exists() and not Path(where, "config.json").exists():
+            message = (
+                f"{where} holds two models of RTD: name {where}/discriminator, the one to fine-tune, or its generator"
+            )
         # Transformers' message names the argument of from_pretrained
         way_out = "add --trust_remote_code, which fine-tuning has"
         message = message.replace("pass the argument `trust_remote_code=True`", way_out)
@@ -153,7 +159,8 @@ def one_line(error: BaseException) -> str:
 def full_disk_message(error: BaseException | None) -> str | None:
     """Return what to do if an exception, or one that it follows from, says that a file could not be written in full."""
     while error is not None:
-        if NOT_WRITTEN.search(str(error)):
+        may_be_of_writing = isinstance(error, OSError | RuntimeError) or type(error).__name__ in WRITERS
+        if may_be_of_writing and NOT_WRITTEN.search(str(error)):
             return (
                 f"a file could not be written ({one_line(error)}): make room in --output_dir and in the cache folders, "
                 "and repeat the command; it resumes from the last checkpoint"

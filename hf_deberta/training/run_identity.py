@@ -195,7 +195,10 @@ def compare_with_recorded_run(
     path = args.output_folder / "run.json"
     if resume_choice(args) == "false" or not path.exists():
         return None
-    before = read_json_object(path)
+    try:
+        before = read_json_object(path)
+    except InputError as error:
+        raise InputError(f"{path} is damaged; restore it, or start over with --resume_from_checkpoint false") from error
     changed = {
         name: f"{name} {before[name]}, now {value}"
         for name, value in settings.items()

@@ -80,6 +80,11 @@ def csv_records(file: str | Path) -> Iterator[tuple[int, list[str]]]:
     if first.endswith("\r\r\n"):  # Python's csv.writer on Windows, if the file was opened without newline=""
         lines = (line.replace("\r\r\n", "\n") for line in chain([first], lines))
         first = next(lines)
+    if kind == "csv" and "," not in first and (separator := re.search("[;\t]", first)):
+        raise InputError(
+            f"{file}: fields of a csv file are separated by commas, and its header has {separator[0]!r} instead: write "
+            "commas, or save it as .tsv with tabs"
+        )
     parts = [first] if first.endswith("\n") else re.split("(?<=\r)", first)
     rows = csv.reader(map(_mark_carriage_returns, chain(parts, lines)), **DIALECTS[kind])
     number, columns = 1, 0

@@ -257,6 +257,8 @@ def test_no_masked_token_at_all():
         ({"labels": torch.zeros(2, 3)}, r"labels must be \[B, N\] = \(8, 12\), not \(2, 3\)"),
         ({"replaced_ids": torch.zeros(2, 3)}, r"replaced_ids must be \[B, N\] = \(8, 12\)"),
         ({"attention_mask": torch.ones(8, 3)}, "attention_mask must be"),
+        ({"only": "both"}, "only must be None, 'generator', or 'discriminator' with replaced_ids, not 'both'"),
+        ({"only": "discriminator"}, "only must be"),
     ],
 )
 def test_bad_input(change, message):

@@ -273,3 +273,9 @@ def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
     trainer(tmp_path, max_steps=2).train()
     assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
     assert not (tmp_path / "checkpoint-2" / "old").exists()
+
+
+def test_a_checkpoint_of_fsdp_without_it_is_one_sentence(run_folder):
+    (run_folder / "checkpoint-6" / "pytorch_model_fsdp_0").mkdir()
+    with pytest.raises(InputError, match=r"--resume_from_checkpoint false: .*checkpoint-6 .* PyTorch FSDP"):
+        trainer(run_folder).train(resume_from_checkpoint=str(run_folder / "checkpoint-6"))

@@ -54,6 +54,7 @@ def write(tmp_path, name: str, rows: list | str | bytes) -> str:
         ("a.jsonl", '{"a": 18446744073709551616}\n', "a.jsonl: '18446744073709551616' has a number beyond 64"),
         ("a.jsonl", '{"a": 1}\n{"a": 2\n{"a": 3}\n', "a.jsonl, line 2, column 8: not valid JSON"),
         # csv and tsv
+        ("a.csv", "text;label\nx, y;1\n", "a.csv: fields of a csv file .* has ';' instead"),
         ("a.csv", "a,b\nx,1\nz,2,3\n", "a.csv, line 3 has 3 fields, and the header 2"),
         ("a.csv", 'a,b\nx,1\ny,"2\nz,3\n', "a.csv, line 3: .*end of data: is a quotation mark missing"),
         ("a.csv", 'a,b\n"x"y,1\n', "a.csv, line 2: .*',' expected after '\"'"),

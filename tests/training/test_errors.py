@@ -12,7 +12,9 @@ from safetensors import SafetensorError
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.training.errors import InputError, input_errors, user_errors_in_one_line
+from hf_deberta.commands.any_checkpoint import load_checkpoint
+from hf_deberta.pretraining.arguments import NewModelArguments
+from hf_deberta.training.errors import InputError, full_disk_message, input_errors, user_errors_in_one_line
 
 
 @pytest.fixture
@@ -103,3 +105,16 @@ def test_ctrl_c_while_a_function_is_hashed_stops_the_script():
         for _ in range(600):
             time.sleep(0.1)  # interrupt_main, unlike a signal, does not end a longer one
     assert stopped.value.code == 130
+
+
+def test_the_folder_of_a_pair_is_answered_with_the_model_to_fine_tune(tmp_path):
+    (tmp_path / "discriminator").mkdir()
+    (tmp_path / "discriminator" / "config.json").write_text("{}")
+    for read in (load_checkpoint, NewModelArguments().load_config):
+        with pytest.raises(InputError, match=f"two models of RTD: name {tmp_path}/discriminator"):
+            read(str(tmp_path))
+
+
+def test_rows_about_a_full_disk_are_no_full_disk():
+    assert full_disk_message(InputError("unknown labels: No space left on device")) is None
+    assert "make room" in str(full_disk_message(OSError(28, "No space left on device")))

@@ -15,6 +15,7 @@ PRIVATE_TRAINER_METHODS = {
     "_save_checkpoint": "AtomicCheckpointsMixin renames the folder when the checkpoint is complete",
     "_push_from_checkpoint": "AtomicCheckpointsMixin pushes complete checkpoints only, with the model's source files",
     "_save": "AtomicCheckpointsMixin saves tied weights once, also if FSDP2 or DeepSpeed has gathered each of them",
+    "_load_from_checkpoint": "AtomicCheckpointsMixin says in one sentence that a checkpoint of FSDP needs FSDP",
     "_get_train_sampler": "both trainers shuffle rows by seed and epoch alone, so that a run resumes exactly",
     "_get_eval_sampler": "RunTrainer predicts in the order of the rows, also if training groups by length",
     "_init_training_state": "AtomicCheckpointsMixin finds the best checkpoint in a folder that was moved or copied",

@@ -67,7 +67,7 @@ def test_another_run_is_refused(tmp_path):
         claim_folder(arguments(tmp_path), {"steps": 4}, may_grow=("steps",))
     for content in ("", "[]", '{"steps": 5'):
         (tmp_path / "out" / "run.json").write_text(content)
-        with pytest.raises(InputError, match="run.json"):
+        with pytest.raises(InputError, match="run.json is damaged.*--resume_from_checkpoint false"):
             claim_folder(arguments(tmp_path), {"steps": 5})
 
 

@@ -356,8 +356,8 @@ class LabelReader:
         if not self.names_are_known:
             are_names = not self.names and any(label.lstrip("-").isdigit() for label in labels)
             numbers = range(0 if are_names else len(labels))
-        by_number = {str(number): of_task for number, of_task in enumerate(numbers)}
-        self.by_text = {**self.by_name, **by_number}  # as a csv file has them
+        self.by_number = {str(number): of_task for number, of_task in enumerate(numbers)}
+        self.by_text = {**self.by_name, **self.by_number}  # as a csv file has them
 
     def is_missing(self, label: Any) -> bool:
         """Return whether a label is null, NaN, blank, or -1 where that hides it, as in GLUE."""
@@ -389,15 +389,21 @@ def read_labels(
     if unknown := {row: lists[row][of_row.index(None)] for row, of_row in enumerate(numbers) if None in of_row}:
         hint = "; to predict without these labels, name another --label_column_name" * source.split.startswith("test")
         values = listed(sorted(set(map(reader.spell, unknown.values()))))
-        text = f"unknown labels in the column {column!r}: {values}; known are {listed(labels)}{hint}"
+        numbers_hint = f", or 0 to {len(labels) - 1}" * bool(reader.by_number and not reader.names_are_known)
+        text = f"unknown labels in the column {column!r}: {values}; known are {listed(labels)}{numbers_hint}{hint}"
         raise RowError(dict.fromkeys(unknown, text))
     return [[number for number in row if number is not None] for row in numbers]
 
 
 def read_targets(
-    rows: Dataset, source: Source, labels: tuple[str, ...] | None, column: str = "label", multi_label: bool = False
+    rows: Dataset,
+    source: Source,
+    labels: tuple[str, ...] | None,
+    column: str = "label",
+    multi_label: bool = False,
+    hint: str = "",
 ) -> np.ndarray | None:
-    """Return the targets of all rows in the order `labels`; None without labels.
+    """Return the targets of all rows in the order `labels`; None without labels. The `hint` says where labels are.
 
     A target is the label's number, -1 if missing, a float (regression), or 0.0 or 1.0 for each label (multi-label).
     """
@@ -406,7 +412,7 @@ def read_targets(
             f"The {source.split} rows have no column {column!r}: the predictions are written without metrics"
         )
         return None
-    require_columns(rows, [column], source.split, LABEL_HINT)
+    require_columns(rows, [column], source.split, hint)
     if labels is None:
         require_label_format(rows, column, source.split)
         is_missing = [is_empty(value) for value in rows[column][:]]
@@ -450,7 +456,7 @@ class Classification(Task):
             with input_errors(source):
                 skips = self.data_args.skip_bad_rows and not split.startswith("test")
                 require_text_columns(rows, task.columns, source, require_texts=skips)
-                targets = read_targets(rows, source, task.labels, column, task.multi_label)
+                targets = read_targets(rows, source, task.labels, column, task.multi_label, LABEL_HINT)
             self.targets_of_split[split] = targets
             if targets is not None and task.metric == "classification" and self.has_labels(split):
                 absent = [label for number, label in enumerate(task.labels or ()) if number not in targets]
