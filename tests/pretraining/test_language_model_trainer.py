@@ -79,6 +79,7 @@ def test_joint_loss_is_the_sum_of_both(tmp_path, pack):
     losses = [run.model(**given).loss for given in passes.values()]
     items = run._get_num_items_in_batch([batch], torch.device("cpu"))
     assert items.tolist() == [(masked["labels"] != -100).sum(), (causal["labels"] != -100).sum()]
+    assert (2 * items).equal(run._get_num_items_in_batch([batch, batch], torch.device("cpu")))  # accumulated
     loss = run.compute_loss(run.model, batch, num_items_in_batch=items)
     assert loss.item() == pytest.approx(sum(losses).item(), rel=1e-5)
 
