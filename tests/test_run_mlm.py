@@ -208,7 +208,7 @@ BAD_INPUT = {
     ],
     "rtd": [
         ([], "give one of --config_preset, --config_name (a new pair)"),
-        ([*TINY, "--generator_name_or_path", "x"], "--generator_name_or_path only with the last"),
+        ([*TINY, "--generator_name_or_path", "x"], "--generator_name_or_path needs --discriminator_name_or_path"),
         ([*TINY, "--push_to_hub"], "--push_to_hub uploads one model, but this script writes two"),
         ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more and finite, not -1"),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
