@@ -127,9 +127,9 @@ class Task:
         return np.array(rows["label"][:]) if "label" in rows.column_names else None
 
     def has_labels(self, split: str) -> bool:
-        """Return whether every row has a label, so that there are metrics."""
+        """Return whether every row has a label, so that there are metrics; -1 is a missing class."""
         targets = self.targets(split)
-        return targets is not None and bool((targets >= 0).all())
+        return targets is not None and (self.labels is None or bool((targets >= 0).all()))
 
     # 2. Model and its inputs
 
