@@ -13,8 +13,8 @@ may have an addition: "no oneDNN", "no cuDNN" (for attention), "compiled" (torch
 graph".
 
 Training is forward and backward with weights in --dtype. A step is what fine-tuning does: a classifier with its whole
-vocabulary and weights in float32, autocast to --dtype, dropout, clipping and fused AdamW; its CUDA graphs are those of
-`GraphedSteps`, with the padding and the number of real tokens rounded up as run_glue.py does.
+vocabulary and weights in float32, autocast to --dtype, dropout, clipping and fused AdamW; with CUDA graphs, which are
+those of `GraphedSteps`, padding and the number of real tokens are rounded up as run_glue.py does.
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
 sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, the operations of
@@ -199,26 +199,31 @@ def make_step(
     if mode == "step":
         return make_whole_step(peer, model, inputs, labels, args)
 
+    def compute(inputs: dict[str, Any]) -> torch.Tensor:
+        if mode == "forward":
+            return model(**inputs)[0]
+        loss = model(**inputs).last_hidden_state.square().mean() if labels is None else model(**inputs).loss
+        loss.backward()
+        return loss.detach()
+
+    if labels is not None and mode == "training":
+        inputs = {**inputs, "labels": labels}
+    step = graphed(peer, model, compute)
+
     def call() -> None:
         with settings(peer), torch.set_grad_enabled(mode == "training"):
-            if mode == "forward":
-                model(**inputs)
-                return
-            model.zero_grad(set_to_none=True)
-            if labels is not None:
-                model(**inputs, labels=labels).loss.backward()
-            else:
-                model(**inputs).last_hidden_state.square().mean().backward()
+            if mode == "training":
+                model.zero_grad()
+            step(inputs)
 
-    return captured(call) if split_name(peer)[1] == "CUDA graph" else call
+    warm_up(step, call)
+    return call
 
 
 def make_whole_step(
     peer: str, model: Any, inputs: dict[str, Any], labels: torch.Tensor | None, args: argparse.Namespace
 ) -> Callable[[], None]:
     """Return a call that updates the weights of a classifier once."""
-    from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps  # imported late: it imports Trainer
-
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     batch = len(inputs["input_ids"])
     inputs["labels"] = torch.zeros(batch, dtype=torch.long, device=args.device) if labels is None else labels
@@ -230,9 +235,8 @@ def make_whole_step(
         loss.backward()
         return loss.detach()
 
-    steps: Any = compute
-    if split_name(peer)[1] == "CUDA graph":
-        steps = GraphedSteps(model, compute, dtype)
+    step = graphed(peer, model, compute, dtype)
+    if step is not compute:
         for name in ("input_ids", "attention_mask"):
             if name in inputs:
                 inputs[name] = torch.nn.functional.pad(inputs[name], (0, -inputs[name].shape[1] % 64))
@@ -241,34 +245,36 @@ def make_whole_step(
 
     def call() -> None:
         with settings(peer):
-            steps(inputs)
+            step(inputs)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
 
-    if steps is not compute:
-        # a capture counts as tracing, where some versions mask even rows without padding: a slower kernel for BERT
-        never_tracing = mock.patch.object(transformers.masking_utils, "is_tracing", lambda *_: False)
-        with nullcontext() if "attention_mask" in inputs else never_tracing:
-            for _ in range(WARMUP_CALLS + 1):
-                call()
-        if not steps.graphs:
-            raise RuntimeError(f"there is no graph: {steps.reason}")
+    # a capture counts as tracing, where some versions mask even rows without padding: a slower kernel for BERT
+    never_tracing = mock.patch.object(transformers.masking_utils, "is_tracing", lambda *_: False)
+    with nullcontext() if "attention_mask" in inputs else never_tracing:
+        warm_up(step, call)
     return call
 
 
-def captured(call: Callable[[], None]) -> Callable[[], None]:
-    """Return a call that replays the kernels of another as one CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+def graphed(
+    peer: str, model: nn.Module, compute: Callable[[dict[str, Any]], Any], dtype: torch.dtype | None = None
+) -> Any:
+    """Return the step, replayed as a CUDA graph if the peer's name says so."""
+    if split_name(peer)[1] != "CUDA graph":
+        return compute
+    from hf_deberta.training.graphed_steps import GraphedSteps  # imported late: it imports Trainer
+
+    return GraphedSteps(model, compute, dtype)
+
+
+def warm_up(step: Any, call: Callable[[], None]) -> None:
+    """Call until a graphed step has its graph."""
+    if hasattr(step, "graphs"):
         for _ in range(3):
             call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+        if not step.graphs:
+            raise RuntimeError(f"there is no graph: {step.reason}")
 
 
 def settings(peer: str) -> AbstractContextManager:

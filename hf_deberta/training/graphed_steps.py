@@ -53,7 +53,7 @@ class GraphedSteps:
 
     Before that, the graph must compute what the step computes: if outputs or the norm of gradients differ, or if the
     step cannot be captured, all steps run eagerly, and a warning gives the reason. Gradients add up as in eager steps.
-    Weights may change in place; other weights, or other settings of modules, mean new graphs.
+    Weights may change in place; other weights, or other settings of modules, `training` too, mean new graphs.
 
     >>> step = GraphedSteps(model, compute)  # compute(inputs) runs forward and backward, and returns the loss
     >>> for batch in loader:
@@ -95,7 +95,8 @@ class GraphedSteps:
             return self.step(inputs)
         kind = self.device.type
         autocast_dtype = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        key = *((name, shape_of(value)) for name, value in inputs.items()), self.model.training, autocast_dtype
+        modes = autocast_dtype, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        key = *((name, shape_of(value)) for name, value in inputs.items()), *modes
         self.calls[key] += 1
         if self.calls[key] > WARMUP_CALLS and key not in self.graphs and len(self.graphs) < MAX_GRAPHS:
             self._try_to_capture(key, inputs)
@@ -249,13 +250,19 @@ def inspect(model: nn.Module) -> tuple[list[Any], str | None]:
         reason = "DistributedDataParallel exchanges gradients"
     elif torch.is_anomaly_enabled() or has_global_hooks_or_modes():
         reason = "anomaly detection, a hook of all modules or a dispatch mode is on"
-    for module in model.modules():
+    modules = [model]
+    while modules:  # takes a third of the time of model.modules()
+        module = modules.pop()
+        modules += [child for child in module._modules.values() if child is not None]
         attributes = vars(module)
+        state.append(module.training)
         for name in attributes.keys() - INTERNALS:
             value = attributes[name]
-            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-            state += [part for part in parts if isinstance(part, PLAIN)]
-        functions = [function for registered in hooks(module) for function in registered.values()]
+            if isinstance(value, PLAIN):
+                state.append(value)
+            elif isinstance(value, dict | list):
+                parts = value.values() if isinstance(value, dict) else value
+                state += [part for part in parts if isinstance(part, PLAIN)]
         for weight in (*module._parameters.values(), *module._buffers.values()):
             if weight is not None:
                 state.append((weight.data_ptr(), weight.requires_grad))
@@ -264,7 +271,11 @@ def inspect(model: nn.Module) -> tuple[list[Any], str | None]:
                 elif weight._backward_hooks or weight._post_accumulate_grad_hooks:
                     reason = f"a weight of {type(module).__name__} has a hook"
         # those of Transformers return outputs of layers, or add noise, which a graph does too
-        if functions and not all(getattr(each, "__module__", "").startswith("transformers.") for each in functions):
+        if any(hooks(module)) and not all(
+            getattr(function, "__module__", "").startswith("transformers.")
+            for registered in hooks(module)
+            for function in registered.values()
+        ):
             reason = f"{type(module).__name__} has a hook"
         elif module.training and attributes.get("gradient_checkpointing"):
             reason = "gradient checkpointing is on"

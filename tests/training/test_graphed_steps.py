@@ -130,18 +130,34 @@ def test_other_weights_mean_new_graphs(device):
 
 
 def test_other_settings_of_modules_mean_new_graphs(device):
-    """A rate of dropout, or what adapters note in a dictionary or a list."""
+    """A rate of dropout, what adapters note in a dictionary or a list, or a part that is frozen without dropout."""
 
     def use(loop):
         torch.manual_seed(1)
         layer = loop.model.deberta.encoder.layer[0]
         losses = loop.run()
-        for change in (lambda: setattr(layer.output.dropout, "p", 0.5), lambda: setattr(layer, "active", ["a"])):
+        set_rate, set_names = (
+            (lambda: setattr(layer.output.dropout, "p", 0.5)),
+            (lambda: setattr(layer, "active", ["a"])),
+        )
+        for change in (set_rate, set_names, layer.eval):
             change()
             losses += loop.run()
         return losses
 
-    assert both(device, use).eager == 3 * (WARMUP_CALLS + 2)
+    assert both(device, use).eager == 4 * (WARMUP_CALLS + 2)
+
+
+def test_forward_passes(device):
+    """Without gradients, in either mode of PyTorch: tensors of inference mode cannot be written to outside of it."""
+    model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32).to(device).eval()
+    answer = GraphedSteps(model, lambda inputs: model(**inputs).logits)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode):
+        for seed in range(WARMUP_CALLS + 2):
+            inputs = {name: value.to(device) for name, value in tiny_inputs((9, 4, 7), seed=seed).items()}
+            with mode():
+                torch.testing.assert_close(answer(inputs), model(**inputs).logits)
+    assert len(answer.graphs) == 2 and answer.reason is None
 
 
 def test_an_outer_autocast_means_other_graphs(device):
