@@ -286,7 +286,8 @@ class GraphedStepsMixin(RealTokensMixin):
     """Mixin for a `Trainer` whose steps on a GPU are replayed as CUDA graphs, in training, evaluation and prediction.
 
     Let the collator pad to a multiple (`pad_to_multiple_of=64`), so that there are few combinations of shapes. With an
-    argument `cuda_graphs` of "false" or "auto", steps run eagerly. Put it before the other `Trainer` classes.
+    argument `cuda_graphs` of "false" or "auto", steps run eagerly. Put it before the other `Trainer` classes. A graph
+    keeps what `compute_loss` read in Python, such as `self.state.global_step`: pass such numbers as tensors in a batch.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
