@@ -31,7 +31,7 @@ PRIVATE_TRAINER_METHODS = {
 PRIVATE_TORCH_NAMES = {
     "tensors in nested outputs": "_pytree",
     "set many gradients to zero in one call": "_foreach_zero_",
-    "settings, weights and hooks that a graph would not follow": "_parameters _buffers _backward_hooks "
+    "settings, weights and hooks that a graph would not follow": "_modules _parameters _buffers _backward_hooks "
     "_post_accumulate_grad_hooks",
     "free the memory of a failed capture, if they exist": "_C _cuda_endAllocateToPool "
     "_cuda_endAllocateCurrentStreamToPool _cuda_releasePool",
