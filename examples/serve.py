@@ -75,7 +75,8 @@ class Classifier:
         self.probabilities([self.tokenize("warm up")])
 
     def tokenize(self, text: str | tuple[str, str]) -> Row:
-        return dict(self.tokenizer(*([text] if isinstance(text, str) else text), verbose=False))
+        rows = self.tokenizer([text], verbose=False)  # in a list: else it drops an empty second text and its [SEP]
+        return {name: ids for name, (ids,) in rows.items()}
 
     @torch.inference_mode()
     def probabilities(self, rows: list[Row]) -> list[list[float]]:
