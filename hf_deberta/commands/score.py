@@ -176,7 +176,7 @@ def read_parts(
             for batch in file.iter_batches(PART_ROWS, columns=columns):
                 yield batch.schema.names, pyarrow.Table.from_batches([batch], None if columns else file.schema_arrow)
         return
-    yield next(csv_records(path))[1] if kind in DIALECTS else [], []
+    yield next(csv_records(path), (0, [""]))[1] if kind in DIALECTS else [], []
     if path.stat().st_size == 0:  # as jobs write them for a part without rows
         return
     is_text, column = kind == "txt", settings.text_column
@@ -189,8 +189,8 @@ def count_rows(path: Path, settings: ScoreSettings) -> int:
     """Return the number of rows, after a check of all. This needs no model."""
     count = 0
     for names, rows in read_parts(path, settings, settings.columns):
-        if missing := [column for column in settings.columns if column not in names and names]:
-            raise InputError(f"{path} has no column {missing[0]!r}; it has {', '.join(names)}")
+        if count == 0 and (wrong := [name for name in settings.columns if names and names.count(name) != 1]):
+            raise InputError(f"{path} needs one column {wrong[0]!r}; it has {', '.join(names)}")
         if taken := [column for column in settings.new_columns if column in names]:
             raise InputError(f"{path} has a column {taken[0]!r} already: add --prefix, such as --prefix predicted_")
         read_texts(rows, settings, path, count)

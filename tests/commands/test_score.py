@@ -200,18 +200,21 @@ def test_columns_of_parquet_keep_their_types(model, tmp_path):
         result = pyarrow.parquet.read_table(tmp_path / "out" / source.name)
         assert result.select([0, 1, 2]).equals(table[:rows]) and result.schema.metadata[b"a"] == b"b"
         assert [str(kind) for kind in result.schema.types[3:]] == ["string", "float"]
+    pyarrow.parquet.write_table(table.append_column("text", words), source)
+    assert "0.parquet needs one column 'text'; it has text, until, n" in refused(model, source, tmp_path / "twice")
 
 
 ERRORS = {
-    ("a.csv", "body\na\n"): "a.csv has no column 'text'; it has body",
+    ("a.csv", "\n"): "a.csv needs one column 'text'",
+    ("a.csv", "body\na\n"): "a.csv needs one column 'text'; it has body",
     ("a.csv", "text,label\na,1\n"): "a.csv has a column 'label' already: add --prefix",
     ("a.parquet", "PAR1"): "a.parquet: Parquet file size is 4 bytes",
     ("a.jsonl", '{"text": "a", "label": 1}'): "a column 'label' already: add --prefix",
     ("a.jsonl", '{"text": '): "line 1, column 9: not valid JSON",
 }
-BAD_ROWS = {"{}": "null", '{"text": null}': "null", '{"text": 5}': "a number, 5"}
+BAD_ROWS = {'{"n": 1}': "null", '{"text": null}': "null", '{"text": 5}': "a number, 5"}
 for line, value in BAD_ROWS.items():
-    ERRORS["a.jsonl", '{"text": "a"}\n' * 12 + line] = f"row 13 has a bad text: {value}; --skip_bad_rows"
+    ERRORS["a.jsonl", '{"text": "a"}\n' * 11 + line] = f"row 12 has a bad text: {value}; --skip_bad_rows"
 
 
 @pytest.mark.parametrize(("file", "message"), ERRORS.items(), ids=range(len(ERRORS)))
@@ -263,7 +266,7 @@ def test_where_files_are_written(tmp_path, monkeypatch):
 def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
     source = tmp_path / "a.jsonl"
     source.write_text('{"text": "the old man"}')
-    assert "has no column 'wrong'" in refused(model, source, tmp_path / "out", "--text_column", "wrong")
+    assert "needs one column 'wrong'" in refused(model, source, tmp_path / "out", "--text_column", "wrong")
     run(model, source, tmp_path / "out")
     run(model, source, tmp_path / "out", "--cores", "2", "--tokens_per_batch", "10", "--skip_bad_rows")
     message = refused(model, source, tmp_path / "out", "--max_length", "8")
