@@ -37,15 +37,12 @@ def find_entities(tagger: Any, text: str) -> list[dict[str, Any]]:
         return words[bisect_right(joined, character) - 1]
 
     (entities,) = tagger([[word[0] for word in words]], is_split_into_words=True)
-    return [
-        {
-            "type": entity["entity_group"],
-            "score": float(entity["score"]),
-            "start": word_at(entity["start"]).start(),
-            "end": word_at(entity["end"] - 1).end(),
-        }
-        for entity in entities
-    ]
+    found: list[dict[str, Any]] = []
+    for entity in entities:
+        start, end = word_at(entity["start"]).start(), word_at(entity["end"] - 1).end()
+        if not found or start >= found[-1]["end"]:  # else a later token of the same word: "…" is three
+            found.append({"type": entity["entity_group"], "score": float(entity["score"]), "start": start, "end": end})
+    return found
 
 
 def main(flags: list[str] | None = None) -> list[list[dict[str, Any]]]:
