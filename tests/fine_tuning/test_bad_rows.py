@@ -46,7 +46,7 @@ CASES = {  # the rows, and what is wrong in some
     "no label": (Classification, {}, REVIEWS, {"label": None}, "no label in the column 'label'"),
     "no number": (
         Classification, {"task_name": "stsb"},
-        [{"sentence1": "a", "sentence2": "b", "label": "1.5"} for _ in range(6)], {"label": "two"}, "'two' in the",
+        [{"sentence1": "a", "sentence2": "b", "label": "1.5"} for _ in range(6)], {"label": "two"}, "'two'; the",
     ),
     "no label among several": (
         Classification, {}, [{"text": "a b", "label": ["x"]} for _ in range(6)], {"label": [""]}, "an empty label in",
@@ -54,7 +54,7 @@ CASES = {  # the rows, and what is wrong in some
     "words without labels": (NamedEntities, {}, WORDS, {"tokens": ["Ann"]}, "there are 1 words and 2 labels"),
     "no text": (SuperGlue, {"task_name": "cb"}, PAIRS, {"premise": None}, "the premise must be text, not null"),
     "no label of a pair": (SuperGlue, {"task_name": "cb"}, PAIRS, {"label": None}, "no label in the column 'label'"),
-    "no choice": (MultipleChoice, {}, ENDINGS, {"label": 2}, "the answer must be a letter from A to B or a number"),
+    "no choice": (MultipleChoice, {}, ENDINGS, {"label": 2}, "2; known are A, B, or 0 to 1"),
     "few choices": (MultipleChoice, {}, location_rows(6, 0), {"options": ["x", "y"], "answer": "B"}, "2 choices, but"),
     "no article": (MultipleChoice, {}, location_rows(6, 0), {"article": None}, "the article must be text, not null"),
     "no answers": (Squad, {}, house_rows(6, 0), {"answers": None}, "the row has no answers"),
@@ -96,7 +96,7 @@ def test_classes_in_a_csv_stay_classes(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\nred hat,1\nold hat,\nbig hat,0\n")
     assert read(tmp_path, Classification).labels == ("LABEL_0", "LABEL_1")
     (tmp_path / "train.csv").write_text(f"{','.join(ANLI_COLUMNS)},label\na,b,c,d,1\na,b,c,d,\na,b,c,d,2\n")
-    assert read(tmp_path, MultipleChoice).rows["train"]["label"][:] == [0, 1]
+    assert read(tmp_path, MultipleChoice).targets("train").tolist() == [0, 1]
 
 
 def test_marks_of_documents_are_rows_of_the_file(tmp_path, caplog):

@@ -35,11 +35,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite, isnan, nan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import ClassLabel, Dataset, Value
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -50,6 +49,15 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, read_config
 from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
+from hf_deberta.fine_tuning.tasks.labels import (
+    as_number,
+    is_empty,
+    is_label_list,
+    listed,
+    read_targets,
+    require_label_format,
+    require_no_missing_labels,
+)
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
@@ -64,8 +72,7 @@ PAIRS = (SENTENCE_COLUMNS, QUESTION_COLUMNS, NLI_COLUMNS, QNLI_COLUMNS)
 IDENTIFIER = re.compile(r"id|idx|guid|.*_id", re.IGNORECASE)  # name of a column
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
 MAX_SHARE_OF_ODD_LABELS = 0.1  # of labels that are no numbers, in a column of numbers
-NAMES_SHOWN = 10  # in messages that list columns or labels
-LABEL_HINT = ": name the column of labels with --label_column_name"
+LABEL_FLAG = "--label_column_name"
 TEXT_HINT = ": rename columns, or name the text columns of your own rows with --text_column_names"
 
 logger = logging.get_logger(__name__)
@@ -179,10 +186,10 @@ def infer_task(
     >>> task.columns, task.labels, task.metric
     (('text',), ('neg', 'pos'), 'classification')
     """
-    require_columns(rows, [label_column], "train", LABEL_HINT)
+    require_columns(rows, [label_column], "train", f": name the column of labels with {LABEL_FLAG}")
     texts = tuple(columns or choose_text_columns(rows, source, label_column))
     feature = rows.features[label_column]
-    if _is_label_list(feature) and not regression:
+    if is_label_list(feature) and not regression:
         labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column))
         if not labels:
             raise InputError(f"no row has labels in the column {label_column!r}, only empty lists")
@@ -192,7 +199,7 @@ def infer_task(
     if regression is None and _is_text(feature):
         require_names_or_numbers(rows, label_column)
     if regression or (regression is None and feature.dtype.startswith("float")):
-        if regression is None and all(_as_number(value).is_integer() for value in rows[label_column][:]):
+        if regression is None and all(as_number(value).is_integer() for value in rows[label_column][:]):
             logger.warning(
                 f"The column {label_column!r} holds whole numbers written as decimals, such as "
                 f"{rows[label_column][0]}. They are regression targets; if they are classes, add --do_regression false."
@@ -249,17 +256,6 @@ def _flatten_label_lists(rows: Dataset, column: str) -> list:
     return labels
 
 
-def _is_label_list(feature: Any) -> bool:
-    element = getattr(feature, "feature", None)
-    return isinstance(element, Value | ClassLabel) and not element.dtype.startswith(("float", "bool"))
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, separated by commas, and how many more there are."""
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
-
-
 # 3. Requirements on columns
 
 
@@ -284,34 +280,10 @@ def require_text_columns(rows: Dataset, columns: Sequence[str], source: Source, 
             logger.warning(f"{source(blank)}: no text in the column {name!r}; read as an empty text")
 
 
-def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool = False) -> None:
-    """Require one label in each row, or a list of labels in a multi-label task."""
-    feature = rows.features[column]
-    if multi_label:
-        is_right = _is_label_list(feature) or getattr(feature, "dtype", None) == "null"
-        rule = "a list of labels, also for one label or none"
-    else:
-        is_right = isinstance(feature, Value | ClassLabel)
-        rule = "one label; for several, lists of names or integers, without --task_name and --do_regression"
-    if not is_right:
-        value = short_repr(rows[0][column])
-        raise InputError(f"each row needs {rule}; the {split} rows have {value} in row 1 of the column {column!r}")
-
-
-def require_no_missing_labels(is_missing: list[bool], source: Source, column: str) -> None:
-    """Require a label in every row. In test splits missing labels are allowed, with a warning if only some are."""
-    missing = [row for row, value in enumerate(is_missing) if value]
-    text = f"no label in the column {column!r}"
-    if missing and not source.split.startswith("test"):
-        raise RowError(dict.fromkeys(missing, f"{text}: add labels, or remove these rows"))
-    if 0 < len(missing) < len(is_missing):
-        logger.warning(f"{source(missing)}: {text}: the predictions are written without metrics")
-
-
 def require_names_or_numbers(rows: Dataset, column: str) -> None:
     """Refuse a few other words among numbers, such as "n/a", which would make a class of each number."""
     labels = rows[column][:]
-    odd = {row: label for row, label in enumerate(labels) if not isfinite(_as_number(label))}
+    odd = {row: label for row, label in enumerate(labels) if not isfinite(as_number(label))}
     if 0 < len(odd) <= MAX_SHARE_OF_ODD_LABELS * len(labels):
         values = listed(sorted(set(map(short_repr, odd.values()))))
         raise InputError(  # no RowError: without these rows, numbers would still be names
@@ -320,123 +292,7 @@ def require_names_or_numbers(rows: Dataset, column: str) -> None:
         )
 
 
-def _as_number(label: Any) -> float:
-    """Return a label as a number; NaN if it is none."""
-    try:
-        return float(label)
-    except (TypeError, ValueError, OverflowError):
-        return nan
-
-
-def is_empty(value: Any) -> bool:
-    """True for null, NaN and blank names."""
-    if isinstance(value, float):
-        return isnan(value)
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-# 4. Labels and model inputs
-
-
-class LabelReader:
-    """Reads labels, which are names or numbers, as their numbers in the order of a task.
-
-    Args:
-        labels: the names in the order of the task.
-        feature: the type of the labels. The names of a ClassLabel say what its numbers mean; other numbers are those of
-            the task, unless its names are numbers themselves.
-    """
-
-    def __init__(self, labels: Sequence[str], feature: Any) -> None:
-        self.by_name = {label: number for number, label in enumerate(labels)}
-        self.names = getattr(feature, "names", ())
-        in_any_case = {label.lower(): number for label, number in self.by_name.items()} | self.by_name
-        numbers: Sequence[int | None] = [in_any_case.get(name, in_any_case.get(name.lower())) for name in self.names]
-        self.names_are_known = any(number is not None for number in numbers)
-        if not self.names_are_known:
-            are_names = not self.names and any(label.lstrip("-").isdigit() for label in labels)
-            numbers = range(0 if are_names else len(labels))
-        self.by_number = {str(number): of_task for number, of_task in enumerate(numbers)}
-        self.by_text = {**self.by_name, **self.by_number}  # as a csv file has them
-
-    def is_missing(self, label: Any) -> bool:
-        """Return whether a label is null, NaN, blank, or -1 where that hides it, as in GLUE."""
-        return is_empty(label) or (label == -1 and bool(self.names or "-1" not in self.by_name))
-
-    def read(self, label: Any) -> int | None:
-        """Return the number of a label; None if it is empty, or the task does not have it."""
-        if isinstance(label, bool) or (isinstance(label, float) and label.is_integer()):  # decimals, if one is missing
-            return self.by_text.get(str(label), self.by_text.get(str(int(label))))
-        return None if is_empty(label) else self.by_text.get(str(label))
-
-    def spell(self, label: Any) -> str:
-        return short_repr(self.names[label] if self.names_are_known else label)
-
-
-def read_labels(
-    rows: Dataset, labels: tuple[str, ...], source: Source, column: str = "label", multi_label: bool = False
-) -> list[list[int]]:
-    """Return the numbers of each row's labels in the order `labels`; none if they are missing."""
-    require_label_format(rows, column, source.split, multi_label)
-    feature, values = rows.features[column], rows[column][:]
-    reader = LabelReader(labels, getattr(feature, "feature", feature))
-    is_missing = list(map(reader.is_missing, values))
-    require_no_missing_labels(is_missing, source, column)
-    lists = [
-        [] if missing else value if multi_label else [value] for value, missing in zip(values, is_missing, strict=True)
-    ]
-    numbers = [list(map(reader.read, row)) for row in lists]
-    if unknown := {row: lists[row][of_row.index(None)] for row, of_row in enumerate(numbers) if None in of_row}:
-        hint = "; to predict without these labels, name another --label_column_name" * source.split.startswith("test")
-        values = listed(sorted(set(map(reader.spell, unknown.values()))))
-        numbers_hint = f", or 0 to {len(labels) - 1}" * bool(reader.by_number and not reader.names_are_known)
-        text = f"unknown labels in the column {column!r}: {values}; known are {listed(labels)}{numbers_hint}{hint}"
-        raise RowError(dict.fromkeys(unknown, text))
-    return [[number for number in row if number is not None] for row in numbers]
-
-
-def read_targets(
-    rows: Dataset,
-    source: Source,
-    labels: tuple[str, ...] | None,
-    column: str = "label",
-    multi_label: bool = False,
-    hint: str = "",
-) -> np.ndarray | None:
-    """Return the targets of all rows in the order `labels`; None without labels. The `hint` says where labels are.
-
-    A target is the label's number, -1 if missing, a float (regression), or 0.0 or 1.0 for each label (multi-label).
-    """
-    if column not in rows.column_names and source.split.startswith("test"):
-        logger.warning(
-            f"The {source.split} rows have no column {column!r}: the predictions are written without metrics"
-        )
-        return None
-    require_columns(rows, [column], source.split, hint)
-    if labels is None:
-        require_label_format(rows, column, source.split)
-        is_missing = [is_empty(value) for value in rows[column][:]]
-        require_no_missing_labels(is_missing, source, column)
-        return None if any(is_missing) else read_numbers(rows, column)
-    numbers = read_labels(rows, labels, source, column, multi_label)
-    if not multi_label:
-        return np.array([row[0] if row else -1 for row in numbers])
-    targets = np.array([[label in row for label in range(len(labels))] for row in numbers], np.float32)
-    return None if None in rows[column][:] else targets
-
-
-def read_numbers(rows: Dataset, column: str) -> np.ndarray:
-    """Return the labels, which must be finite numbers."""
-    numbers = list(map(_as_number, rows[column][:]))
-    odd = {row: rows[row][column] for row, number in enumerate(numbers) if not isfinite(number)}
-    if odd:
-        values = listed(sorted(set(map(short_repr, odd.values()))))
-        text = f"{values} in the column {column!r}, but the labels of a regression are numbers"
-        raise RowError(dict.fromkeys(odd, text))
-    return np.array(numbers, np.float32)
-
-
-# 5. The task
+# 4. The task
 
 
 class Classification(Task):
@@ -456,7 +312,7 @@ class Classification(Task):
             with input_errors(source):
                 skips = self.data_args.skip_bad_rows and not split.startswith("test")
                 require_text_columns(rows, task.columns, source, require_texts=skips)
-                targets = read_targets(rows, source, task.labels, column, task.multi_label, LABEL_HINT)
+                targets = read_targets(rows, source, task.labels, column, task.multi_label, LABEL_FLAG)
             self.targets_of_split[split] = targets
             if targets is not None and task.metric == "classification" and self.has_labels(split):
                 absent = [label for number, label in enumerate(task.labels or ()) if number not in targets]
@@ -484,11 +340,6 @@ class Classification(Task):
         if fields.get("problem_type") == "multi_label_classification":
             return GlueTask("multi_label", columns, labels)
         return GlueTask("classification" if labels else "regression", columns, labels)
-
-    def has_labels(self, split: str) -> bool:
-        """Return False if labels are missing or hidden, which GLUE marks with -1, also in a regression."""
-        targets = self.targets(split)
-        return super().has_labels(split) if self.labels else targets is not None and bool((targets != -1).any())
 
     def config_fields(self) -> dict[str, Any]:
         kind = {"problem_type": "multi_label_classification"} if self.task.multi_label else {}

@@ -33,9 +33,9 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -48,6 +48,7 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as, with_numbers
+from hf_deberta.fine_tuning.tasks.labels import read_targets
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag
@@ -67,15 +68,27 @@ TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
 ROW_FEATURES = {"id": TEXT, "context": TEXT, "choices": TEXTS}
 ARTICLE = {"article": str, "questions": [str], "options": [[str]], "answers": [str]}  # for `read_as`
 FLAT_FEATURES = {"id": TEXT, "article": TEXT, "question": TEXT, "options": TEXTS, "answer": TEXT}
-RACE_COLUMNS = ("article", "question", "options")
-SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1")
+LETTERS = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class RowFormat(NamedTuple):
+    """The columns of a row, those of them that must hold text, and the column and the names of the answers."""
+
+    columns: tuple[str, ...]
+    texts: tuple[str, ...]
+    answer: str = "label"
+    answers: tuple[str, ...] = LETTERS
+
+
 ANLI_COLUMNS = ("observation_1", "observation_2", "hypothesis_1", "hypothesis_2")
 ANLI_NAMES = dict(zip(("obs1", "obs2", "hyp1", "hyp2"), ANLI_COLUMNS, strict=True))  # of the official files
+RACE = RowFormat(("article", "question", "options"), ("article", "question"), "answer")
+SWAG = RowFormat(("sent1", "sent2", "ending0", "ending1"), ("sent1",))
+ANLI = RowFormat(ANLI_COLUMNS, ANLI_COLUMNS, answers=("1", "2"))
 FORMATS = (
     ". Multiple choice needs article, question, options, answer (as RACE), sent1, sent2, ending0, ending1, ..., label "
     f"(as SWAG), or {', '.join(ANLI_COLUMNS)}, label (as aNLI)"
 )
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 # 1. Flags
@@ -159,63 +172,50 @@ def flatten_articles(rows: Dataset, source: Source) -> tuple[Dataset, Source]:
     return expand_rows(rows, source, _questions_of_article, [*FLAT_FEATURES], features=features)
 
 
-def choice_rows(rows: Dataset, source: Source, with_labels: bool = True, fill_blanks: bool = False) -> Dataset:
-    """Return rows with the columns id, context, choices (each with its question) and label.
+def read_choice_rows(rows: Dataset, source: Source, fill_blanks: bool = False) -> tuple[Dataset, np.ndarray | None]:
+    """Return rows with the columns id, context and choices (each with its question), and the index of each answer.
 
     Args:
-        with_labels: require an answer in each row; otherwise `label` is left out unless every row has one.
         fill_blanks: put an option into the blank (_) of its question; by default it follows the question, as in the
             official DeBERTa code.
     """
-    rows, split = with_numbers(rows, ["answer", "label"], source), source.split
+    columns = rows.column_names
+    row_format = RACE if "article" in columns or "options" in columns else ANLI if ANLI_COLUMNS[0] in columns else SWAG
+
+    def make_choice_row(row: dict[str, Any], index: int = 0) -> dict[str, Any]:
+        row_id = row["id"] if "id" in columns else row.get("example_id")
+        if row_format is ANLI:
+            first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
+            context = f"{first} {second}"
+        elif row_format is RACE:
+            context, question = _one_line(row["article"]), _one_line(row["question"])
+            options = map(_one_line, read_as(row["options"], [str], "options"))
+            choices = [join_question_and_option(question, option, fill_blanks) for option in options]
+        else:
+            context, choices = _one_line(row["sent1"]), _swag_choices(row)
+        if not 2 <= len(choices) <= len(LETTERS):
+            raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
+        return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices}
+
     with input_errors(source):
-        columns = rows.column_names
-        is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
-        answer_column = "answer" if is_race else "label"
-        needed = RACE_COLUMNS if is_race else ANLI_COLUMNS if is_anli else SWAG_COLUMNS
-        require_columns(rows, [*needed, *[answer_column] * with_labels], split, FORMATS)
-        labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
-        require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], source)
-
-        def make_choice_row(row: dict[str, Any], index: int = 0) -> dict[str, Any]:
-            row_id = row["id"] if "id" in columns else row.get("example_id")
-            if is_anli:
-                first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
-                context = f"{first} {second}"
-            elif is_race:
-                context, question = _one_line(row["article"]), _one_line(row["question"])
-                options = map(_one_line, read_as(row["options"], [str], "options"))
-                choices = [join_question_and_option(question, option, fill_blanks) for option in options]
-            else:
-                context, choices = _one_line(row["sent1"]), _swag_choices(row)
-            if not 2 <= len(choices) <= len(LETTERS):
-                raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
-            label = {}
-            if labelled:
-                read_label = anli_answer_index if is_anli else answer_index
-                label = {"label": read_label(row[answer_column], len(choices))}
-            return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
-
-        features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
+        needed = [*row_format.columns, *[row_format.answer] * (source.split != "test")]
+        require_columns(rows, needed, source.split, FORMATS)
+        require_texts(rows, row_format.texts, source)
+        options = {"remove_columns": columns, "features": datasets.Features(ROW_FEATURES)}
         with all_bad_rows(rows, make_choice_row):
-            rows = rows.map(
-                make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
-            )
-        counts = [len(choices) for choices in rows["choices"]]
+            choices = rows.map(make_choice_row, with_indices=True, desc=f"checking {source.split}", **options)
+        counts = [len(of_row) for of_row in choices["choices"]]
         ((usual, _),) = Counter(counts).most_common(1)
         if odd := {row: count for row, count in enumerate(counts) if count != usual}:
             raise RowError({row: f"{count} choices, but most rows have {usual}" for row, count in odd.items()})
-        return rows
+        answers = with_numbers(rows, [row_format.answer], source)
+        return choices, read_targets(answers, source, row_format.answers[:usual], row_format.answer)
 
 
 def _swag_choices(row: dict[str, Any]) -> list[str]:
     endings = sorted((x for x in row if re.fullmatch(r"ending\d+", x)), key=lambda x: int(x.removeprefix("ending")))
     cells = read_as(dict(row), {f"{column}?": str | int | float | bool for column in ("sent2", *endings)})
     return [f"{_one_line(cells['sent2'])} {_one_line(cells[x])}".strip() for x in endings if cells[x] is not None]
-
-
-def _is_missing(answer: Any) -> bool:
-    return answer is None or answer in ("", -1)
 
 
 def _one_line(text: str | float | None) -> str:
@@ -234,30 +234,6 @@ def join_question_and_option(question: str, option: str, fill_blanks: bool = Fal
     if fill_blanks and "_" in question:
         return re.sub("_+", lambda _: option, question)
     return f"{question} {option}".strip(" _")
-
-
-def answer_index(answer: str | int | None, num_choices: int) -> int:
-    """Return the index of the correct choice, from a letter or a number."""
-    index: Any = answer
-    if isinstance(answer, str):
-        letter = answer.strip()
-        index = int(letter) if letter.isdecimal() else LETTERS.find(letter) if len(letter) == 1 else -1
-    if isinstance(answer, float) and answer.is_integer():  # a csv column in which some are missing
-        index = int(answer)
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_choices:
-        last = LETTERS[num_choices - 1]
-        raise InputError(
-            f"the answer must be a letter from A to {last} or a number from 0 to {num_choices - 1}, not {answer!r}"
-        )
-    return index
-
-
-def anli_answer_index(answer: str | int | None, num_choices: int) -> int:
-    """Return the index of the correct hypothesis of aNLI, whose labels are 1 and 2."""
-    number = str(answer).removesuffix(".0")  # of a csv column in which some are missing
-    if number not in ("1", "2"):
-        raise InputError(f"the label must be 1 or 2, the number of a hypothesis, not {answer!r}")
-    return int(number) - 1
 
 
 # 3. Model inputs
@@ -285,13 +261,25 @@ class ChoiceCollator(DataCollatorForMultipleChoice):
 # 4. The task
 
 
-class MultipleChoice(Task):
+class ChoiceTask(Task):
+    """A task whose labels are choices, each an input of the model, which does not know their names."""
+
+    model_class, auto_class = HfDebertaForMultipleChoice, AutoModelForMultipleChoice
+    collator_class = ChoiceCollator
+
+    @cached_property
+    def model_labels(self) -> tuple[str, ...] | None:
+        return self.labels
+
+    def config_fields(self) -> dict[str, Any]:
+        return {}
+
+
+class MultipleChoice(ChoiceTask):
     demo = "race"
     arguments = ChoiceArguments
     read_file = staticmethod(read_choices)
     hub_names = HUB_NAMES
-    model_class, auto_class = HfDebertaForMultipleChoice, AutoModelForMultipleChoice
-    collator_class = ChoiceCollator
     default_length = 256
     metric_names = CONFIGURATIONS["multiple_choice"]["default"]
 
@@ -303,11 +291,10 @@ class MultipleChoice(Task):
         rows = {}
         for split, raw in require_plain_splits(splits).items():
             self.original_rows[split], source = flatten_articles(raw, self.sources[split])
-            rows[split] = choice_rows(self.original_rows[split], source, split != "test", self.data_args.fill_blanks)
+            original, fill_blanks = self.original_rows[split], self.data_args.fill_blanks
+            rows[split], self.targets_of_split[split] = read_choice_rows(original, source, fill_blanks)
+        self.labels = LETTERS
         return rows
-
-    def config_fields(self) -> dict[str, Any]:
-        return {}
 
     def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
         """Return a function that returns inputs [choices, N] of each row."""
@@ -330,19 +317,14 @@ class MultipleChoice(Task):
 
         return encode_batch
 
-    def letters(self, split: str) -> tuple[str, ...]:
-        """Return the names of the choices: A, B, ..."""
-        return tuple(LETTERS[: len(self.rows[split][0]["choices"])])
-
     def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
-        return LabelLogits(logits_of(outputs), self.letters(split))
+        logits = logits_of(outputs)
+        return LabelLogits(logits, LETTERS[: logits.shape[-1]])
 
     def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
         """Return the accuracy, also by level of RACE."""
-        best, rows = predictions.values.argmax(-1), self.rows[split]
-        return compute_metric(
-            "multiple_choice", "race", predictions=best, references=rows["label"][:], ids=rows["id"][:]
-        )
+        best, targets, ids = predictions.values.argmax(-1), self.targets(split), self.rows[split]["id"][:]
+        return compute_metric("multiple_choice", "race", predictions=best, references=targets, ids=ids)
 
     def predictions_name(self, split: str) -> str:
         return "predictions"

@@ -37,16 +37,14 @@ prediction and probabilities (ReCoRD: the best entities), and the file of a Supe
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, load_dataset
-from transformers import AutoModelForMultipleChoice, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
@@ -54,8 +52,9 @@ from hf_deberta.fine_tuning.task import LabelLogits, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import record
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as, with_numbers
-from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, read_targets
-from hf_deberta.fine_tuning.tasks.race import ChoiceCollator, group_choices
+from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT
+from hf_deberta.fine_tuning.tasks.labels import read_targets
+from hf_deberta.fine_tuning.tasks.race import ChoiceTask, group_choices
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.command_line import flag, free_flag
@@ -83,7 +82,6 @@ class SuperGlueTask:
         labels: label names in the order of the Hub's numbers.
         metrics: the first selects the best checkpoint.
         submission_labels: the labels as a submission has them, if not by name.
-        two_choices: each is an input of a multiple choice model.
     """
 
     submission_name: str
@@ -91,13 +89,12 @@ class SuperGlueTask:
     labels: tuple[str, ...]
     metrics: tuple[str, ...]
     submission_labels: tuple[str | int, ...] = ()
-    two_choices: bool = False
 
 
 TASKS = {
     "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, METRICS["boolq"], ("false", "true")),
     "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), METRICS["cb"]),
-    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), METRICS["copa"], (0, 1), two_choices=True),
+    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), METRICS["copa"], (0, 1)),
     "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, METRICS["multirc"], (0, 1)),
     "record": SuperGlueTask("ReCoRD", record.COLUMNS, (), METRICS["record"]),  # record.py
     "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["rte"]),
@@ -328,15 +325,12 @@ class SuperGlue(Task):
 
     @classmethod
     def class_for(cls, data_args: SuperGlueArguments) -> type[Task]:
-        return record.Record if data_args.task_name == "record" else cls
+        return {"record": record.Record, "copa": Copa}.get(data_args.task_name, cls)
 
     def __init__(self, model_args: ModelArguments, data_args: SuperGlueArguments, args: FineTuningArguments) -> None:
         super().__init__(model_args, data_args, args)
         self.task = TASKS[data_args.task_name]
         self.labels, self.metric_names = self.task.labels, self.task.metrics
-        if self.task.two_choices:
-            self.model_class, self.auto_class = HfDebertaForMultipleChoice, AutoModelForMultipleChoice
-            self.collator_class = ChoiceCollator
         self.more_splits = ("test",) if data_args.axb_file or data_args.axg_file else ()
 
     def name_of(self, split: str) -> str:
@@ -359,23 +353,15 @@ class SuperGlue(Task):
                 self.targets_of_split[key] = read_targets(flat[key], source, TASKS[name].labels)
         return flat
 
-    @cached_property
-    def model_labels(self) -> tuple[str, ...] | None:
-        return self.labels if self.task.two_choices else super().model_labels
-
-    def config_fields(self) -> dict[str, Any]:
-        return {} if self.task.two_choices else super().config_fields()
-
     def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
-        """Return the inputs of a sequence classifier, or for COPA of a multiple choice model."""
-        name, two_choices = self.name_of(split), self.task.two_choices
+        """Return a function that returns the inputs of a row; two of COPA, one after another."""
+        name = self.name_of(split)
 
         def encode_batch(batch: dict[str, list]) -> Any:
             columns = (batch[x] if x in NUMBER_COLUMNS else map(csv_text, batch[x]) for x in TASKS[name].columns)
             pairs = [pair for values in zip(*columns, strict=True) for pair in text_pairs(name, *values)]
             texts = [first for first, _ in pairs], [second for _, second in pairs]
-            inputs = tokenizer(*texts, truncation=True, max_length=length)
-            return group_choices(inputs, 2) if two_choices else inputs
+            return tokenizer(*texts, truncation=True, max_length=length)
 
         return encode_batch
 
@@ -393,6 +379,12 @@ class SuperGlue(Task):
         if self.name_of(split) == "multirc":
             submission = list(_nest_multirc_answers(submission))
         write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
+
+
+class Copa(ChoiceTask, SuperGlue):
+    def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
+        encode = super().batch_encoder(split, tokenizer, length)
+        return lambda batch: group_choices(encode(batch), 2)
 
 
 def main() -> None:

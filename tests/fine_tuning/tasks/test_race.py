@@ -8,10 +8,9 @@ from datasets import Dataset
 from hf_deberta.fine_tuning.tasks.race import (
     ChoiceArguments,
     MultipleChoice,
-    answer_index,
-    choice_rows,
     flatten_articles,
     join_question_and_option,
+    read_choice_rows,
     read_choices,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
@@ -27,7 +26,7 @@ FLAT = [
 ]
 LINE = "One morning Ann went to the harbour. She met a very old sailor there."
 EXPECTED = [
-    {"id": "high1.txt", "context": LINE, "choices": [f"{question} {option}" for option in options], "label": 1}
+    {"id": "high1.txt", "context": LINE, "choices": [f"{question} {option}" for option in options]}
     for question, options in zip(QUESTIONS, OPTIONS, strict=True)
 ]
 RELEASED = {"id": "high1.txt", "article": ARTICLE, "questions": QUESTIONS, "options": OPTIONS, "answers": ["B", "B"]}
@@ -53,30 +52,38 @@ def test_race_formats(tmp_path, file, rows):
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     rows = read_choices(tmp_path / file.partition("/")[0])
-    assert list(choice_rows(*flatten_articles(rows, Source("train")))) == EXPECTED
+    found, answers = read_choice_rows(*flatten_articles(rows, Source("train")))
+    assert list(found) == EXPECTED and list(answers) == [1, 1]
+
+
+def read(rows, split="train", **options):
+    return read_choice_rows(rows if isinstance(rows, Dataset) else Dataset.from_list(rows), Source(split), **options)
 
 
 def test_swag(tmp_path):
     Dataset.from_list(SWAG).to_csv(tmp_path / "swag.csv")
-    assert list(choice_rows(read_choices(tmp_path / "swag.csv"), Source("train"))) == [
-        {"id": "s1", "context": "Ann sits down.", "choices": ["She eats.", "She flies."], "label": 0},
-        {"id": "s2", "context": "Why is it dark?", "choices": ["Sun.", "Night."], "label": 1},
+    source = Source("train", {"swag.csv": 2})
+    rows, answers = read_choice_rows(read_choices(tmp_path / "swag.csv"), source)
+    assert list(rows) == [
+        {"id": "s1", "context": "Ann sits down.", "choices": ["She eats.", "She flies."]},
+        {"id": "s2", "context": "Why is it dark?", "choices": ["Sun.", "Night."]},
     ]
+    assert list(answers) == [0, 1]
 
 
 @pytest.mark.parametrize("endings", [("None", "NA"), ("4", "5")])
 def test_missing_values_and_numbers_are_text(tmp_path, endings):
     changed = {"sent1": "NA", "ending0": endings[0], "ending1": endings[1]}
     Dataset.from_list([{**row, **changed} for row in SWAG]).to_csv(tmp_path / "swag.csv")
-    rows = choice_rows(read_choices(tmp_path / "swag.csv"), Source("train"))
+    rows, _ = read(read_choices(tmp_path / "swag.csv"))
     assert rows["context"][0] == "NA" and rows["choices"][1] == list(endings)
 
 
 def test_endings_are_in_the_order_of_their_numbers():
     endings = {f"ending{i}": f"e{i}" for i in (10, 2, 1, 0, 9, 3, 4, 5, 6, 7, 8)}
     row = {"sent1": "a", "sent2": "b", **endings, "label": 10}
-    rows = choice_rows(Dataset.from_list([row]), Source("train"))
-    assert rows[0]["choices"] == [f"b e{i}" for i in range(11)] and rows[0]["id"] == "0"
+    rows, answers = read([row])
+    assert answers == [10] and rows[0]["choices"] == [f"b e{i}" for i in range(11)] and rows[0]["id"] == "0"
 
 
 def test_blanks():
@@ -84,37 +91,44 @@ def test_blanks():
     assert join_question_and_option("Ann went _ .", "home") == "Ann went _ . home"
     assert join_question_and_option("_ went home.", "Ann") == "went home. Ann"  # as in the official code
     assert join_question_and_option("Who?", "") == join_question_and_option("Who?", "", True) == "Who?"
-    rows = choice_rows(Dataset.from_list(FLAT), Source("train"), fill_blanks=True)
-    assert rows[1]["choices"][0] == "Ann went home ."
+    assert read(FLAT, fill_blanks=True)[0][1]["choices"][0] == "Ann went home ."
 
 
-def test_answer_index():
-    assert [answer_index(answer, 3) for answer in ("A", " C ", 2, "1")] == [0, 2, 2, 1]
-    for answer in ("D", "AB", "", None, -1, 3, "the first", "5", 1.5, True):
-        with pytest.raises(InputError, match="letter from A to C"):
-            answer_index(answer, 3)
+@pytest.mark.parametrize("answers", [["C", " A ", "B"], ["2", "0", "1"], [2, 0, 1], [2.0, 0.0, 1.0]])
+def test_answers(answers):
+    """They are letters, or numbers from 0 on."""
+    assert list(read([{**FLAT[0], "answer": answer} for answer in answers])[1]) == [2, 0, 1]
+
+
+@pytest.mark.parametrize("answer", ["D", "AB", 3, "the first", "5", 1.5, True, "b"])
+def test_answers_that_no_choice_has(answer):
+    with pytest.raises(InputError, match="train row 1: unknown labels in the column 'answer': .* A, B, C, or 0 to 2"):
+        read([{**FLAT[0], "answer": answer}])
 
 
 def test_rows_without_answers():
     """The column is missing, or -1 as in the test split of SWAG."""
     without = Dataset.from_list(FLAT).remove_columns("answer")
-    hidden = Dataset.from_list([{**row, "label": -1} for row in SWAG])
-    for rows in (without, hidden):
-        assert choice_rows(rows, Source("test"), with_labels=False).column_names == ["id", "context", "choices"]
-    assert choice_rows(Dataset.from_list(FLAT), Source("test"), with_labels=False)["label"][:] == [1, 1]
+    hidden = [{**row, "label": -1} for row in SWAG]
+    assert read(without, "test")[1] is None and list(read(hidden, "test")[1]) == [-1, -1]
     with pytest.raises(InputError, match="validation rows .* 'answer'; .* example_id, article"):
-        choice_rows(without, Source("validation"))
-    with pytest.raises(InputError, match=r"train rows 1, 2: .* not -1"):
-        choice_rows(hidden, Source("train"))
+        read(without, "validation")
+    with pytest.raises(InputError, match="train rows 1, 2: no label in the column 'label'"):
+        read(hidden)
+    task = MultipleChoice(None, ChoiceArguments(), None)
+    for row, labelled in ((SWAG[1], True), ({**SWAG[1], "label": None}, False)):
+        task.sources = {"test": Source("test")}
+        task.rows = task.read({"test": Dataset.from_list([SWAG[0], row])})
+        assert task.has_labels("test") == labelled
 
 
-def test_rows_of_anli(tmp_path):
+def test_rows_of_anli():
     row = {"observation_1": "Ann left.", "observation_2": "It  rained.", "hypothesis_1": "wet", "hypothesis_2": "dry"}
-    [found] = choice_rows(Dataset.from_list([{**row, "label": 2}]), Source("train"))
-    assert found == {"id": "0", "context": "Ann left. It rained.", "choices": ["wet", "dry"], "label": 1}
-    assert "label" not in choice_rows(Dataset.from_list([row]), Source("test"), with_labels=False).column_names
-    with pytest.raises(InputError, match="train row 1: the label must be 1 or 2, .* not 0"):
-        choice_rows(Dataset.from_list([{**row, "label": 0}]), Source("train"))
+    [found], answers = read([{**row, "label": 2}])
+    assert found == {"id": "0", "context": "Ann left. It rained.", "choices": ["wet", "dry"]} and list(answers) == [1]
+    assert read([row], "test")[1] is None
+    with pytest.raises(InputError, match="train row 1: unknown labels in the column 'label': 0; known are 1, 2"):
+        read([{**row, "label": 0}])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +144,7 @@ def test_rows_of_anli(tmp_path):
 )
 def test_rows_that_are_no_choices(rows, message):
     with pytest.raises(InputError, match=message):
-        choice_rows(Dataset.from_list(rows), Source("train"))
+        read(rows)
 
 
 @pytest.mark.parametrize(
@@ -153,32 +167,34 @@ def test_invalid_files(tmp_path, name, content, message):
 # Inputs
 
 
-def encode_choices(rows: Dataset, tokenizer, length: int) -> Dataset:
+def encode_choices(rows: list[dict], tokenizer, length: int, split: str = "train") -> tuple[Dataset, Dataset]:
+    """Return the inputs, and the rows as they were read."""
     task = MultipleChoice(None, ChoiceArguments(), None)
-    task.rows = {"train": rows}
-    return task.encode("train", tokenizer, length)
+    task.sources = {split: Source(split)}
+    task.rows = task.read({split: Dataset.from_list(rows)})
+    return task.encode(split, tokenizer, length), task.rows[split]
 
 
 def test_inputs_are_article_question_and_choice(tokenizer):
-    rows = choice_rows(Dataset.from_list(FLAT), Source("train"))
-    features = encode_choices(rows, tokenizer, 128)
+    features, rows = encode_choices(FLAT, tokenizer, 128)
     assert set(features.column_names) == {*tokenizer.model_input_names, "labels"}
     for row, inputs in zip(rows, features, strict=True):
-        assert inputs["labels"] == row["label"]
+        assert inputs["labels"] == 1
         for number, choice in enumerate(row["choices"]):
             expected = tokenizer(row["context"], choice)
             assert {name: inputs[name][number] for name in expected} == dict(expected)
-    assert "labels" not in encode_choices(rows.remove_columns("label"), tokenizer, 128).column_names
+    without = [{name: row[name] for name in row if name != "answer"} for row in FLAT]
+    assert "labels" not in encode_choices(without, tokenizer, 128, "test")[0].column_names
 
 
 def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
-    rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), Source("train"))
-    complete = encode_choices(rows, tokenizer, 128)
+    raw = [*FLAT, {**FLAT[0], "article": "Ann"}]
+    complete, rows = encode_choices(raw, tokenizer, 128)
     longest = max(len(ids) for row in complete["input_ids"][:] for ids in row)
-    encode_choices(rows, tokenizer, longest + 1)
+    encode_choices(raw, tokenizer, longest + 1)
     assert "are truncated" not in caplog.text
     for length in (40, 20):  # at 20 a choice is longer than what is left of its article
-        features = encode_choices(rows, tokenizer, length)
+        features, _ = encode_choices(raw, tokenizer, length)
         assert f"2 of 3 inputs fill --max_seq_length {length}; longer ones are truncated" in caplog.text
         for cut, full, row in zip(features, complete, rows, strict=True):
             for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
@@ -188,6 +204,6 @@ def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
 
 
 def test_a_choice_longer_than_the_input(tokenizer):
-    rows = choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "options": ["a sailor " * 30] * 3}]), Source("train"))
+    rows = [FLAT[0], {**FLAT[1], "options": ["a sailor " * 30] * 3}]
     with pytest.raises(InputError, match=r"choice of 'high1.txt' has \d+ tokens .* 32 leaves room for 28"):
         encode_choices(rows, tokenizer, 32)

@@ -10,7 +10,7 @@ from hf_deberta.fine_tuning.run import read_rows
 from hf_deberta.fine_tuning.task import LabelLogits, prediction_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import superglue
-from hf_deberta.fine_tuning.tasks.glue import read_targets
+from hf_deberta.fine_tuning.tasks.labels import read_targets
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.data_files import Source
 from hf_deberta.training.errors import InputError
@@ -43,7 +43,8 @@ def flat(name, rows=None, split="train"):
 
 def made(name, split="train", rows=None, model_labels=None) -> superglue.SuperGlue:
     """Return the task, as after reading these rows; `model_labels` may be in another order than the task's."""
-    task = superglue.SuperGlue(ModelArguments(demo=True), superglue.SuperGlueArguments(task_name=name), None)
+    data_args = superglue.SuperGlueArguments(task_name=name)
+    task = superglue.SuperGlue.class_for(data_args)(ModelArguments(demo=True), data_args, None)
     task.rows = {split: flat(name, rows, split) if rows is None or isinstance(rows, list) else rows}
     source = Source("test" if split in superglue.DIAGNOSTICS else split)
     task.targets_of_split = {split: read_targets(task.rows[split], source, task.labels)}
