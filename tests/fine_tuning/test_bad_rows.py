@@ -13,9 +13,8 @@ from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities
 from hf_deberta.fine_tuning.tasks.race import ANLI_COLUMNS, MultipleChoice
-from hf_deberta.fine_tuning.tasks.record import Record
 from hf_deberta.fine_tuning.tasks.squad import Squad, SquadModelArguments
-from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
+from hf_deberta.fine_tuning.tasks.superglue import Record, SuperGlue
 from hf_deberta.training.errors import InputError
 
 REVIEWS = [{"text": f"a film, number {n}", "label": ("bad", "good")[n % 2]} for n in range(6)]
@@ -129,7 +128,7 @@ def test_rows_made_of_a_bad_row(tmp_path, caplog):
         passages[number]["qas"] = [*passages[number]["qas"], {**passages[number]["qas"][0], "answers": []}]
     passages[0] = {**passages[0], "qas": 5}
     write(tmp_path, "train.jsonl", passages)
-    task = read(tmp_path, Record)
+    task = read(tmp_path, Record, task_name="record")
     assert f"1 of 5 train rows are left out: {tmp_path}/train.jsonl, row 1: qas must be a list" in caplog.text
     assert f"2 of 4 train rows are left out: {tmp_path}/train.jsonl, rows 2, 4: the row has no answers" in caplog.text
     assert len(task.rows["train"]) == len(passages[2]["qas"]) + len(passages[4]["qas"])

@@ -5,8 +5,6 @@ of entities. `superglue.py` has the command line.
 """
 
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -15,21 +13,12 @@ import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
-from transformers.utils import logging
 
-from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.answer_spans import Window, tokenize_windows
-from hf_deberta.fine_tuning.task import Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
-from hf_deberta.fine_tuning.tasks.submission import write_json_lines
-from hf_deberta.metrics import CONFIGURATIONS
-from hf_deberta.metrics.super_glue import record_scores
+from hf_deberta.fine_tuning.tasks.expand_rows import read_as
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.data_files import Source, check_rows, require_columns, require_texts
 from hf_deberta.training.errors import InputError, input_errors
 
-HUB_NAME = "aps/super_glue"
-COLUMNS = ("passage", "query", "entity_spans")
 DEFAULT_STRIDE = 256  # tokens that neighbouring windows of a passage share in the official code
 PLACEHOLDER = "@placeholder"
 # Given to datasets, which would infer another type from a test split, where `answers` is empty.
@@ -45,8 +34,6 @@ FEATURES = {
     "answers": datasets.List(datasets.Value("string")),
 }
 
-logger = logging.get_logger(__name__)
-
 RankedEntities = list[list[tuple[str, float]]]  # (text, log probability) of the entities of each row, best first
 
 
@@ -56,19 +43,6 @@ RankedEntities = list[list[tuple[str, float]]]  # (text, log probability) of the
 QUESTION = {"query": str, "idx": int, "answers?": [{"text": str}]}
 PASSAGE = {"text": str, "entities": [{"start": int, "end": int}]}
 ROW = {"passage": PASSAGE, "qas": [QUESTION], "idx": int}
-
-
-def read_questions(rows: Dataset, source: Source, map_options: dict[str, Any] | None = None) -> Dataset:
-    """Return a split in the format of the Hub: a row per question, with `idx` and `answers`."""
-    if "qas" in rows.column_names:
-        options = {**(map_options or {}), "features": datasets.Features(FEATURES)}
-        rows, source = expand_rows(rows, source, flatten_passage, [*COLUMNS, "idx", "answers"], **options)
-    with input_errors(source):
-        needs_answers = not source.split.startswith("test")
-        require_columns(rows, [*COLUMNS, *["answers"] * needs_answers], source.split)
-        require_texts(rows, ["passage", "query"], source)
-        check_rows(rows, partial(check_question, needs_answers=needs_answers))
-    return rows
 
 
 def flatten_passage(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -233,55 +207,3 @@ def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
         first = row["passage"][slice(*spans[0])] if spans else ""
         answers.append(entities[0][0] if entities else first)
     return answers
-
-
-# 4. The task
-
-
-class Record(Task):
-    hub_names = {"record": (HUB_NAME, "record")}
-    model_class, auto_class = HfDebertaForEntityChoice, None
-    collator_class = EntityCollator
-    tokenizer_options = {"padding_side": "right"}  # entity_indices count from the first token
-    default_length = 256
-    metric_names = CONFIGURATIONS["super_glue"]["record"]
-
-    def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        rows = {}
-        for split, raw in splits.items():
-            rows[split] = read_questions(raw, self.sources[split], self.data_args.map_options(f"reading {split}"))
-            logger.info(f"ReCoRD {split}: {len(rows[split]):,} rows")
-        return rows
-
-    def has_labels(self, split: str) -> bool:
-        return has_answers(self.rows[split])
-
-    def config_fields(self) -> dict[str, Any]:
-        return {}
-
-    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        rows, options = self.rows[split], self.data_args.map_options(f"tokenizing {split}")
-        return encode_questions(rows, split, tokenizer, length, self.data_args.doc_stride, options)
-
-    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> RankedEntities:
-        return rank_entities(logits_of(outputs), inputs, self.rows[split])
-
-    def metrics(self, split: str, predictions: RankedEntities) -> dict[str, float]:
-        rows = self.rows[split]
-        return record_scores(dict(enumerate(best_entities(predictions, rows))), dict(enumerate(rows["answers"])))
-
-    def prediction_columns(self, split: str, predictions: RankedEntities) -> dict[str, list]:
-        """Return the best entity, and up to five with their scores."""
-        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predictions]
-        return {"prediction": best_entities(predictions, self.rows[split]), "best_entities": top}
-
-    def predictions_name(self, split: str) -> str:
-        return "predictions_record"
-
-    def write(self, folder: Path, split: str, predictions: RankedEntities) -> None:
-        """Write the file of a submission."""
-        rows = self.rows[split]
-        idx = rows["idx"] if "idx" in rows.column_names else range(len(rows))
-        queries = [number["query"] if isinstance(number, dict) else number for number in idx]
-        answers = zip(queries, best_entities(predictions, rows), strict=True)
-        write_json_lines(folder / "ReCoRD.jsonl", [{"idx": query, "label": answer} for query, answer in answers])

@@ -35,20 +35,22 @@ prediction and probabilities (ReCoRD: the best entities), and the file of a Supe
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Features, load_dataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
-from hf_deberta.fine_tuning.task import LabelLogits, Task
+from hf_deberta.fine_tuning.task import Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import record
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as, with_numbers
@@ -57,10 +59,12 @@ from hf_deberta.fine_tuning.tasks.labels import read_targets
 from hf_deberta.fine_tuning.tasks.race import ChoiceTask, group_choices
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.metrics.super_glue import record_scores
 from hf_deberta.training.command_line import flag, free_flag
 from hf_deberta.training.data_files import Source, check_rows, csv_text, read_table, require_columns, require_texts
 from hf_deberta.training.errors import InputError, input_errors
 
+HUB_NAME = "aps/super_glue"
 DIAGNOSTICS = ("axb", "axg")
 METRICS = CONFIGURATIONS["super_glue"]
 FALSE_TRUE = ("False", "True")
@@ -79,7 +83,7 @@ class SuperGlueTask:
 
     Args:
         submission_name: the name of its file in a submission, without .jsonl.
-        labels: label names in the order of the Hub's numbers.
+        labels: label names in the order of the Hub's numbers; none of ReCoRD, which has answers.
         metrics: the first selects the best checkpoint.
         submission_labels: the labels as a submission has them, if not by name.
     """
@@ -96,14 +100,15 @@ TASKS = {
     "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), METRICS["cb"]),
     "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), METRICS["copa"], (0, 1)),
     "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, METRICS["multirc"], (0, 1)),
-    "record": SuperGlueTask("ReCoRD", record.COLUMNS, (), METRICS["record"]),  # record.py
+    "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), METRICS["record"]),
     "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["rte"]),
     "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, METRICS["wic"], ("false", "true")),
     "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, METRICS["wsc"]),
     "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axb"]),
     "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axg"]),
 }
-NUMBER_COLUMNS = {"start1", "end1", "start2", "end2", "span1_index", "span2_index"}  # the others of a task are texts
+# the other columns of a task are texts
+NUMBER_COLUMNS = {"start1", "end1", "start2", "end2", "span1_index", "span2_index", "entity_spans"}
 SUBMISSION_FILES = [f"{task.submission_name}.jsonl" for task in TASKS.values()]
 
 
@@ -149,25 +154,29 @@ def flatten_split(
     rows = with_numbers(rows, set(rows.column_names) - set(texts), source)
     nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
     if flatten is not None and nested_column in rows.column_names:
-        columns = [*TASKS[name].columns, "idx", "label"]
-        rows, source = expand_rows(rows, source, flatten, columns, **(map_options or {}))
+        columns, options = [*TASKS[name].columns, "idx", "label"], map_options or {}
+        if name == "record":
+            columns, options = [*record.FEATURES], {**options, "features": Features(record.FEATURES)}
+        rows, source = expand_rows(rows, source, flatten, columns, **options)
+    needed = [*TASKS[name].columns]
+    if name == "multirc" and source.split != "train":
+        needed.append("idx")
+    if name == "record" and not source.split.startswith("test"):
+        needed.append("answers")
     with input_errors(source):
-        needs_idx = name == "multirc" and source.split != "train"
-        require_columns(rows, [*TASKS[name].columns, *["idx"] * needs_idx], source.split)
+        require_columns(rows, needed, source.split)
         require_texts(rows, texts, source)
-
-        def check(row: dict[str, Any]) -> None:
-            if needs_idx:
-                read_as(row["idx"], MULTIRC_IDX, "idx")
-            _check_positions(row, name)
-
-        check_rows(rows, check)
+        check_rows(rows, partial(_check_row, name=name, needed=needed))
     return rows, source
 
 
-def _check_positions(row: dict[str, Any], name: str) -> None:
+def _check_row(row: dict[str, Any], name: str, needed: Sequence[str]) -> None:
     """Require what a row needs besides texts and a label."""
     match name:
+        case "multirc" if "idx" in needed:
+            read_as(row["idx"], MULTIRC_IDX, "idx")
+        case "record":
+            record.check_question(row, needs_answers="answers" in needed)
         case "copa":
             if row["question"] not in ("cause", "effect"):
                 raise InputError(f"the question of COPA is 'cause' or 'effect', not {row['question']!r}")
@@ -211,7 +220,11 @@ def _flatten_wsc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 # The column that only the official format has, and the function that flattens its rows.
-NESTED_FORMATS = {"multirc": ("passage", _flatten_multirc), "wsc": ("target", _flatten_wsc)}
+NESTED_FORMATS = {
+    "multirc": ("passage", _flatten_multirc),
+    "record": ("qas", record.flatten_passage),
+    "wsc": ("target", _flatten_wsc),
+}
 
 
 def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:
@@ -221,8 +234,8 @@ def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, 
     local = (data_args.data_dir, data_args.train_file, data_args.validation_file, data_args.test_file)
     if rows or any(local) or data_args.dataset_name:
         return rows
-    with input_errors(record.HUB_NAME, Exception):
-        return {name: load_dataset(record.HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
+    with input_errors(HUB_NAME, Exception):
+        return {name: load_dataset(HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
 
 
 # 3. Model inputs
@@ -320,12 +333,12 @@ class SuperGlue(Task):
 
     demo = "superglue"
     arguments = SuperGlueArguments
-    hub_names = {name: (record.HUB_NAME, name) for name in TASKS}
+    hub_names = {name: (HUB_NAME, name) for name in TASKS}
     default_length = 256
 
     @classmethod
     def class_for(cls, data_args: SuperGlueArguments) -> type[Task]:
-        return {"record": record.Record, "copa": Copa}.get(data_args.task_name, cls)
+        return {"record": Record, "copa": Copa}.get(data_args.task_name, cls)
 
     def __init__(self, model_args: ModelArguments, data_args: SuperGlueArguments, args: FineTuningArguments) -> None:
         super().__init__(model_args, data_args, args)
@@ -341,7 +354,7 @@ class SuperGlue(Task):
         if self.data_args.task_name == "rte" and self.args.do_predict:
             diagnostics = read_diagnostics(self.data_args, self.download_options())
             for name, rows in diagnostics.items():
-                file = getattr(self.data_args, f"{name}_file") or f"{record.HUB_NAME} ({name})"
+                file = getattr(self.data_args, f"{name}_file") or f"{HUB_NAME} ({name})"
                 self.sources[name] = Source("test", {file: len(rows)})
             splits = splits | diagnostics
         flat = {}
@@ -350,7 +363,8 @@ class SuperGlue(Task):
             flat[key], source = flatten_split(raw, self.sources[key], name, options)
             logger.info(f"{TASKS[name].submission_name} {source.split}: {len(flat[key]):,} rows")
             with input_errors(source):
-                self.targets_of_split[key] = read_targets(flat[key], source, TASKS[name].labels)
+                labels = TASKS[name].labels
+                self.targets_of_split[key] = read_targets(flat[key], source, labels) if labels else None
         return flat
 
     def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
@@ -365,26 +379,66 @@ class SuperGlue(Task):
 
         return encode_batch
 
-    def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
+    def metrics(self, split: str, predictions: Any) -> dict[str, float]:
         name, best = self.name_of(split), predictions.numbers(self.task.labels)
         return compute_metric("super_glue", name, **metric_inputs(name, self.rows[split], self.targets(split), best))
 
-    def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
+    def write(self, folder: Path, split: str, predictions: Any) -> None:
         """Write the file of a submission."""
-        rows, task = self.rows[split], TASKS[self.name_of(split)]
-        idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
-        submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
-        answers = [submitted[label] for label in predictions.best()]
-        submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
-        if self.name_of(split) == "multirc":
+        rows, name = self.rows[split], self.name_of(split)
+        idx: Any = rows["idx"] if "idx" in rows.column_names else range(len(rows))
+        if name == "record":
+            idx = [number["query"] if isinstance(number, dict) else number for number in idx]
+        answers = zip(idx, self.submitted(split, predictions), strict=True)
+        submission = [{"idx": number, "label": answer} for number, answer in answers]
+        if name == "multirc":
             submission = list(_nest_multirc_answers(submission))
-        write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
+        write_json_lines(folder / f"{TASKS[name].submission_name}.jsonl", submission)
+
+    def submitted(self, split: str, predictions: Any) -> list[Any]:
+        """Return the answer to each row as a submission has it."""
+        task = TASKS[self.name_of(split)]
+        names = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
+        return [names[label] for label in predictions.best()]
 
 
 class Copa(ChoiceTask, SuperGlue):
     def batch_encoder(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Callable[[Any], Any]:
         encode = super().batch_encoder(split, tokenizer, length)
         return lambda batch: group_choices(encode(batch), 2)
+
+
+class Record(SuperGlue):
+    """Entities instead of labels, see record.py."""
+
+    model_class, auto_class = HfDebertaForEntityChoice, None
+    collator_class = record.EntityCollator
+    tokenizer_options = {"padding_side": "right"}  # entity_indices count from the first token
+
+    def has_labels(self, split: str) -> bool:
+        return record.has_answers(self.rows[split])
+
+    def config_fields(self) -> dict[str, Any]:
+        return {}
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+        rows, options = self.rows[split], self.data_args.map_options(f"tokenizing {split}")
+        return record.encode_questions(rows, split, tokenizer, length, self.data_args.doc_stride, options)
+
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> record.RankedEntities:
+        return record.rank_entities(logits_of(outputs), inputs, self.rows[split])
+
+    def metrics(self, split: str, predictions: record.RankedEntities) -> dict[str, float]:
+        best, answers = record.best_entities(predictions, self.rows[split]), self.rows[split]["answers"]
+        return record_scores(dict(enumerate(best)), dict(enumerate(answers)))
+
+    def prediction_columns(self, split: str, predictions: record.RankedEntities) -> dict[str, list]:
+        """Return the best entity, and up to five with their scores."""
+        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predictions]
+        return {"prediction": self.submitted(split, predictions), "best_entities": top}
+
+    def submitted(self, split: str, predictions: record.RankedEntities) -> list[str]:
+        return record.best_entities(predictions, self.rows[split])
 
 
 def main() -> None:

@@ -6,15 +6,9 @@ import torch
 from datasets import Dataset
 from fine_tuning_models import read_json_lines
 
-from hf_deberta.fine_tuning.splits import DataArguments
-from hf_deberta.fine_tuning.tasks.record import (
-    EntityCollator,
-    Record,
-    encode_questions,
-    has_answers,
-    rank_entities,
-    read_questions,
-)
+from hf_deberta.fine_tuning.task_model import ModelArguments
+from hf_deberta.fine_tuning.tasks.record import EntityCollator, encode_questions, has_answers, rank_entities
+from hf_deberta.fine_tuning.tasks.superglue import Record, SuperGlueArguments, flatten_split
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.data_files import Source
 from hf_deberta.training.errors import InputError
@@ -41,8 +35,14 @@ def official_row():
     return {"source": "x", "passage": {"text": PASSAGE, "entities": mentions()}, "qas": questions, "idx": 3}
 
 
-def flat(row=None):
-    return read_questions(Dataset.from_list([row or official_row()]), Source("test"))
+def flat(row=None, split="test"):
+    return flatten_split(Dataset.from_list([row or official_row()]), Source(split), "record")[0]
+
+
+def record_task(rows: dict) -> Record:
+    task = Record(ModelArguments(demo=True), SuperGlueArguments(task_name="record"), None)
+    task.rows = rows
+    return task
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -59,7 +59,7 @@ def test_questions_without_answers():
     rows = flat(row)
     assert rows["answers"] == [[]] and not has_answers(rows)
     with pytest.raises(InputError, match="^train row 1: the row has no answers"):
-        read_questions(Dataset.from_list([row]), Source("train"))
+        flat(row, "train")
 
 
 @pytest.mark.parametrize(
@@ -153,17 +153,15 @@ def test_rank_entities_over_windows():
 
 def test_metrics():
     """The answer is the best entity; the best of several correct ones counts."""
-    task = Record(None, DataArguments(), None)
     row, answers = {"passage": "", "entity_spans": {"start": [], "end": []}}, [["West Brom", "x"], ["the Rome!", "y"]]
-    task.rows = {"validation": Dataset.from_list([{**row, "answers": of_row} for of_row in answers])}
+    task = record_task({"validation": Dataset.from_list([{**row, "answers": of_row} for of_row in answers])})
     metrics = task.metrics("validation", [[("West Bromwich Albion", -0.1), ("x", -0.2)], [("Rome", -0.1)]])
     assert metrics == pytest.approx({"f1": (2 / 5 + 1) / 2, "exact_match": (0 + 1) / 2})
 
 
 def test_files(tmp_path):
     """Each query has an answer, even if no mention was scored."""
-    task = Record(None, DataArguments(), None)
-    task.rows = {"test": flat()}
+    task = record_task({"test": flat()})
     ranked = [[("Bob", -0.1), ("Rome", -2.0)], []]
     task.write(tmp_path, "test", ranked)
     assert read_json_lines(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]
