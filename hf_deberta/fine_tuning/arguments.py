@@ -171,7 +171,12 @@ def choose_flags(
         if "doc_stride" in trained and flags.max_seq_length != trained.get("max_seq_length"):
             del trained["doc_stride"]  # it may be too long
             flags = parse({"doc_stride": None})
-        log_flags_of_training(trained, flags)
+        used, changed = used_and_changed(trained, flags)
+        if same := [as_words(name, value) for name, value in used.items() if value not in (None, False)]:
+            logger.info(f"As the checkpoint was trained: {', '.join(same)}.")
+        if changed:
+            words = ", ".join(as_words(name, getattr(flags, name)) for name in changed)
+            logger.info(f"Not as the checkpoint was trained: {words}.")
     return flags
 
 
@@ -189,17 +194,6 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
         return {}
     names = [name for name in READING_FLAGS if name in trained and name in flags and name != "task_name"]
     return {name: trained[name] for name in names}
-
-
-def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:
-    """Log the flags that are as in training, and those that the user changed."""
-    used, changed = used_and_changed(trained, flags)
-    same = [as_words(name, value) for name, value in used.items() if value not in (None, False)]
-    if same:
-        logger.info(f"As the checkpoint was trained: {', '.join(same)}.")
-    if changed:
-        words = ", ".join(as_words(name, getattr(flags, name)) for name in changed)
-        logger.info(f"Not as the checkpoint was trained: {words}.")
 
 
 def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
     """Train, evaluate and predict with one seed; return the metrics of the validation rows."""
     model_args, data_args = task.model_args, task.data_args
     config = load_config(model_args, task.auto_class, **task.config_fields())
-    tokenizer = load_tokenizer(model_args, **task.tokenizer_options)
+    tokenizer = load_tokenizer(model_args, config, **task.tokenizer_options)
     length = max_input_length(data_args.max_seq_length, tokenizer, config, task.default_length)
     tokenizer.model_max_length = max(tokenizer.model_max_length, length)  # it is saved, and pipelines truncate to it
     with args.main_process_first(desc="tokenizing"):
@@ -95,7 +95,7 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
                 inputs[split] = task.encode(split, tokenizer, length)
     forget_truncation(tokenizer)  # it would be saved
     set_seed(args.seed)
-    model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())
+    model = load_model(model_args, config, task.model_class, task.auto_class, args.do_train)
     trainer = FineTuningTrainer(
         model=model,
         args=args,

@@ -86,8 +86,9 @@ class PerturbedEmbeddings:
         self.settings = settings or SiftArguments()
         self.measures_share = measures_share
         self.share: torch.Tensor | None = None
-        self.device = next(model.parameters()).device
-        self.before_clean_pass: torch.Tensor | None = None  # state of the generator of the device
+        device = next(model.parameters()).device
+        self.generator: Any = torch.random if device.type == "cpu" else torch.get_device_module(device)  # of dropout
+        self.before_clean_pass: torch.Tensor | None = None  # its state
         self.layer_norms = embedding_layer_norms(unwrapped(model), self.settings.sift_layer)
         self.hooks: list[RemovableHandle] = []
         self.clean: list[torch.Tensor] = []  # x in each call of a LayerNorm in the clean pass
@@ -95,7 +96,7 @@ class PerturbedEmbeddings:
 
     def __enter__(self) -> "PerturbedEmbeddings":
         if self.measures_share or self.settings.sift_dropout == "shared":
-            self.before_clean_pass = random_state(self.device)
+            self.before_clean_pass = self.generator.get_rng_state()
         self.hooks = [layer_norm.register_forward_pre_hook(self._normalize) for layer_norm in self.layer_norms]
         return self
 
@@ -125,12 +126,12 @@ class PerturbedEmbeddings:
     @contextmanager
     def clean_masks(self) -> Iterator[None]:
         """Use the dropout masks of the clean pass."""
-        state = random_state(self.device)
-        set_random_state(self.device, self.before_clean_pass)
+        state = self.generator.get_rng_state()
+        self.generator.set_rng_state(self.before_clean_pass)
         try:
             yield
         finally:
-            set_random_state(self.device, state)
+            self.generator.set_rng_state(state)
 
     def dropout(self) -> AbstractContextManager:
         return self.clean_masks() if self.settings.sift_dropout == "shared" else nullcontext()
@@ -139,18 +140,6 @@ class PerturbedEmbeddings:
         """Gaussian noise in the shape of x, clamped to two standard deviations."""
         std = self.settings.sift_init_perturbation
         return torch.empty_like(x).normal_(0, std).clamp_(-2 * std, 2 * std)
-
-
-def random_state(device: torch.device) -> torch.Tensor:
-    """The state of the generator of a device."""
-    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
-
-
-def set_random_state(device: torch.device, state: Any) -> None:
-    if device.type == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.get_device_module(device).set_rng_state(state)
 
 
 def sift_loss(

@@ -3,7 +3,8 @@
 Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes load all other models.
 
 >>> args = ModelArguments("microsoft/deberta-v3-base")
->>> model = load_model(args, HfDebertaForSequenceClassification, num_labels=3)
+>>> config = load_config(args, num_labels=3)
+>>> model = load_model(args, config, HfDebertaForSequenceClassification)
 """
 
 import sys
@@ -102,16 +103,16 @@ def config_options(args: Namespace | ModelArguments) -> dict[str, Any]:
     return {"cache_dir": args.cache_dir, "revision": args.model_revision, "token": args.token}
 
 
-def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(args: ModelArguments, config: PretrainedConfig, **options: Any) -> PreTrainedTokenizerBase:
     name, options = args.tokenizer_name or args.checkpoint, args.load_options() | options
     with input_errors(name, OSError, ValueError):
-        if load_deberta_config(args) is None:
-            return AutoTokenizer.from_pretrained(name, **options)
-        return load_deberta_tokenizer(name, **options)
+        if isinstance(config, HfDebertaConfig):
+            return load_deberta_tokenizer(name, **options)
+        return AutoTokenizer.from_pretrained(name, **options)
 
 
 def load_config(args: ModelArguments, auto_class: Any = None, **config_fields: Any) -> PretrainedConfig:
-    """Return the configuration of the model, which `load_model` loads, with these fields.
+    """Return the configuration of the model with these fields, such as the labels of the task.
 
     For a checkpoint that is not a DeBERTa, heads and flags that only DeBERTas have are refused.
     """
@@ -136,18 +137,17 @@ def load_config(args: ModelArguments, auto_class: Any = None, **config_fields: A
 
 def load_model(
     args: ModelArguments,
+    config: PretrainedConfig,
     deberta_class: type[PreTrainedModel],
     auto_class: Any = None,
     do_train: bool = True,
-    **config_fields: Any,
 ) -> PreTrainedModel:
     """Load a DeBERTa with `deberta_class`, any other model with `auto_class`.
 
     Args:
+        config: of `load_config`.
         do_train: if False, tensors that the checkpoint does not have are an error: they would stay random.
-        config_fields: fields of the configuration to set, such as the labels of the task.
     """
-    config = load_config(args, auto_class, **config_fields)
     is_deberta = isinstance(config, HfDebertaConfig)
     if args.cls_dropout is not None and not is_deberta:
         logger.warning(f"--cls_dropout is ignored: {args.checkpoint} is not a DeBERTa")

@@ -191,7 +191,9 @@ ATTACKS = [
 
 
 def load_for_a_task(folder):
-    return task_model.load_model(task_model.ModelArguments(folder), HfDebertaForSequenceClassification, do_train=False)
+    args = task_model.ModelArguments(folder)
+    config = task_model.load_config(args)
+    return task_model.load_model(args, config, HfDebertaForSequenceClassification, do_train=False)
 
 
 OUR_LOADERS = {
