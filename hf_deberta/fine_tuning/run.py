@@ -20,7 +20,6 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.arguments import READING_FLAGS, RECIPE_FLAGS, FineTuningArguments, choose_flags
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_config, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
@@ -49,8 +48,8 @@ def run_task(task_class: type[Task]) -> None:
 
 def read_rows(task: Task) -> None:
     """Read the rows of a task, and set what depends on them: actions, and the best model's metric."""
-    splits, task.sources = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
-    task.args.choose_actions([*splits, *task.more_splits])
+    splits, task.sources = task.read_splits()
+    task.args.choose_actions([source.split for source in task.sources.values()])
     mistakes: list[str] = []
     while True:
         try:

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
+from hf_deberta.fine_tuning.splits import DataArguments, find_task_name, read_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_predicted_rows
 from hf_deberta.model.losses import IGNORED
@@ -67,7 +67,6 @@ class Task:
         sources: where the rows of each split come from; `read` names them in errors, see `data_files.Source`.
         rows: what `read` returned, by split: `train`, `validation`, `test`, or with suffixes (`test_matched`).
         original_rows: the rows before `read`, one for each prediction, if `rows` are others.
-        more_splits: splits that `read` adds.
         labels: names of the labels in the order of the task; None for a regression.
         targets_of_split: what `targets` returns, if it is not in the column `label`.
         metric_names: the first selects the best checkpoint.
@@ -78,6 +77,7 @@ class Task:
     model_arguments: type[ModelArguments] = ModelArguments
     read_file: Callable[[str], Dataset] = staticmethod(read_table)
     hub_names: Mapping[str, tuple[str, str | None]] = {}  # dataset and configuration, by --task_name
+    hub_options: dict[str, Any] = {}  # of `load_dataset` for these
     model_class: Any = HfDebertaForSequenceClassification
     auto_class: Any = AutoModelForSequenceClassification  # for other models than DeBERTa; None if there is none
     collator_class: Any = DataCollatorWithPadding
@@ -94,7 +94,6 @@ class Task:
         self.original_rows: dict[str, Dataset] = {}
         self.labels: tuple[str, ...] | None = None
         self.targets_of_split: dict[str, np.ndarray | None] = {}
-        self.more_splits: tuple[str, ...] = ()
 
     @classmethod
     def class_for(cls, data_args: Any) -> type["Task"]:
@@ -108,12 +107,11 @@ class Task:
         """Return the name of the task in the table of recipes."""
         return find_task_name(getattr(flags, "task_name", None) or "", cls.arguments.task_names) or "own"
 
-    def hub(self) -> tuple[str, str | None] | None:
-        """Return name and configuration of the dataset that is read if no file is given."""
-        return self.hub_names.get(getattr(self.data_args, "task_name", None) or "")
-
-    def download_options(self) -> dict[str, Any]:
-        return self.model_args.download_options()
+    def read_splits(self) -> tuple[dict[str, Dataset], dict[str, Source]]:
+        """Return the rows of each split as they are, and where they come from."""
+        hub = self.hub_names.get(getattr(self.data_args, "task_name", None) or "")
+        options = self.model_args.download_options() | ({} if self.data_args.dataset_name else self.hub_options)
+        return read_splits(self.data_args, hub, self.read_file, options)
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Any]:
         """Return the rows after checking them, and set what depends on them: `labels`, `metric_names`."""

@@ -32,7 +32,7 @@ the rows, and the predicted label of each word with its probability.
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, groupby, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -94,11 +94,15 @@ class NerArguments(DataArguments):
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words with a tag each; `tags` is None if unlabelled, `document` is None if documents are not marked."""
+    """Words with a tag each; `tags` is None if unlabelled, `document` is None if documents are not marked.
+
+    `row` is the number of its row, of which others mark documents.
+    """
 
     words: list[str]
     tags: list[str] | None = None
     document: int | None = None
+    row: int = field(default=0, compare=False)
 
 
 class WordWindow(NamedTuple):
@@ -169,8 +173,9 @@ def sentences_from_table(
     document_starts = 0
     shape = {tokens_column: [str]} | ({} if tags_column is None else {tags_column: [int | str]})
 
-    def read_row(row: dict[str, Any]) -> None:
+    def read_row(numbered: tuple[int, dict[str, Any]]) -> None:
         nonlocal document_starts
+        number, row = numbered
         words, *tags = read_as(row, shape).values()
         if words[:1] == [DOCUMENT_START]:
             document_starts += 1
@@ -178,19 +183,14 @@ def sentences_from_table(
         names_of_tags = _tag_names(tags[0], words, names) if tags else None
         marks = ((name, str(row[name])) for name in DOCUMENT_COLUMNS if row.get(name) is not None)
         document = documents.setdefault(next(marks, document_starts), len(documents))
-        sentences.append(Sentence(words, names_of_tags, document))
+        sentences.append(Sentence(words, names_of_tags, document, number))
 
-    check_rows(rows, read_row)
+    check_rows(enumerate(rows), read_row)
     if not any(sentence.words for sentence in sentences):
         raise InputError("the rows have no words")
     if document_starts or documents.keys() - {0}:
         return sentences
     return [replace(sentence, document=None) for sentence in sentences]
-
-
-def numbers_of_sentences(rows: Dataset, tokens_column: str) -> list[int]:
-    """Return the numbers of the rows of a table that are sentences, not marks of documents."""
-    return [number for number, words in enumerate(rows[tokens_column]) if words[:1] != [DOCUMENT_START]]
 
 
 def _tag_names(tags: list[int | str], words: list[str], names: Sequence[str] | None) -> list[str]:
@@ -250,9 +250,9 @@ def label_names(sentences: Iterable[Sentence]) -> list[str]:
     return outside + sorted(entity_labels, key=lambda label: (label.partition("-")[2], label))
 
 
-def require_known_labels(sentences: Sequence[Sentence], labels: Sequence[str], numbers: Sequence[int]) -> None:
-    """Require that the model has all labels; `numbers` are those of the rows with the sentences."""
-    unknown = {row: set(s.tags or ()) - set(labels) for row, s in zip(numbers, sentences, strict=True)}
+def require_known_labels(sentences: Sequence[Sentence], labels: Sequence[str]) -> None:
+    """Require that the model has all labels."""
+    unknown = {sentence.row: set(sentence.tags or ()) - set(labels) for sentence in sentences}
     bad = [row for row, tags in unknown.items() if tags]
     if bad:
         names = ", ".join(sorted(set.union(*unknown.values())))
@@ -465,6 +465,7 @@ class NamedEntities(Task):
     arguments = NerArguments
     read_file = staticmethod(read_file)
     hub_names = {"conll2003": ("eriktks/conll2003", None)}
+    hub_options = {"revision": "refs/convert/parquet"}  # the main branch is a script, which datasets refuses
     model_class, auto_class = HfDebertaForTokenClassification, AutoModelForTokenClassification
     collator_class = DataCollatorForTokenClassification
     tokenizer_options = {"add_prefix_space": True, "padding_side": "right"}  # word_positions count from the first token
@@ -473,12 +474,6 @@ class NamedEntities(Task):
     @classmethod
     def recipe_name(cls, flags: Namespace) -> str:
         return "conll2003" if flags.task_name else "ner"
-
-    def download_options(self) -> dict[str, Any]:
-        options = super().download_options()
-        if self.data_args.dataset_name is None:
-            options["revision"] = "refs/convert/parquet"  # the main branch is a script, which datasets refuses
-        return options
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, list[Sentence]]:
         sentences = {
@@ -493,10 +488,9 @@ class NamedEntities(Task):
             labels = checkpoint_labels(self.model_args) or ()
         self.labels = labels_in_checkpoint_order(labels, self.model_args, self.args.do_train)
         for split, split_sentences in sentences.items():
-            numbers = numbers_of_sentences(splits[split], self.data_args.text_column_name)
             with input_errors(self.sources[split]):
-                require_known_labels(split_sentences, self.labels, numbers)
-            self.original_rows[split] = splits[split].select(numbers)
+                require_known_labels(split_sentences, self.labels)
+            self.original_rows[split] = splits[split].select([sentence.row for sentence in split_sentences])
             words = sum(len(sentence.words) for sentence in split_sentences)
             logger.info(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
         self.choose_context(sentence for group in sentences.values() for sentence in group)

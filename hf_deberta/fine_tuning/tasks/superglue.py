@@ -96,7 +96,7 @@ class SuperGlueTask:
 
 
 TASKS = {
-    "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, METRICS["boolq"], ("false", "true")),
+    "boolq": SuperGlueTask("BoolQ", ("passage", "question"), FALSE_TRUE, METRICS["boolq"], ("false", "true")),
     "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), METRICS["cb"]),
     "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), METRICS["copa"], (0, 1)),
     "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, METRICS["multirc"], (0, 1)),
@@ -227,26 +227,12 @@ NESTED_FORMATS = {
 }
 
 
-def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:
-    """Rows of AX-b and AX-g: from the given files; from the Hub if RTE comes from the Hub."""
-    files = {"axb": data_args.axb_file, "axg": data_args.axg_file}
-    rows = {name: read_table(file) for name, file in files.items() if file}
-    local = (data_args.data_dir, data_args.train_file, data_args.validation_file, data_args.test_file)
-    if rows or any(local) or data_args.dataset_name:
-        return rows
-    with input_errors(HUB_NAME, Exception):
-        return {name: load_dataset(HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
-
-
 # 3. Model inputs
 
 
 def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
     """Return the texts of each input of a row, from the values of the task's columns: two for COPA, otherwise one."""
     match name:
-        case "boolq":
-            question, passage = values
-            return [(passage, question)]
         case "copa":
             premise, *choices, question = values
             return [(choice, premise) if question == "cause" else (premise, choice) for choice in choices]
@@ -344,19 +330,30 @@ class SuperGlue(Task):
         super().__init__(model_args, data_args, args)
         self.task = TASKS[data_args.task_name]
         self.labels, self.metric_names = self.task.labels, self.task.metrics
-        self.more_splits = ("test",) if data_args.axb_file or data_args.axg_file else ()
 
     def name_of(self, split: str) -> str:
         """Return the name of the task of a split: that of the diagnostics is axb or axg."""
         return split if split in DIAGNOSTICS else self.data_args.task_name
 
+    def read_splits(self) -> tuple[dict[str, Dataset], dict[str, Source]]:
+        """Add AX-b and AX-g to the splits of RTE: from the given files; from the Hub if RTE comes from the Hub."""
+        splits, sources = super().read_splits()
+        args = self.data_args
+        if args.task_name != "rte" or not self.args.do_predict:
+            return splits, sources
+        files = {name: file for name in DIAGNOSTICS if (file := getattr(args, f"{name}_file"))}
+        diagnostics = {name: read_table(file) for name, file in files.items()}
+        if not files and not any(
+            (args.data_dir, args.train_file, args.validation_file, args.test_file, args.dataset_name)
+        ):
+            options = self.model_args.download_options()
+            with input_errors(HUB_NAME, Exception):
+                diagnostics = {name: load_dataset(HUB_NAME, name, split="test", **options) for name in DIAGNOSTICS}
+        for name, rows in diagnostics.items():
+            sources[name] = Source("test", {files.get(name, f"{HUB_NAME} ({name})"): len(rows)})
+        return splits | diagnostics, sources
+
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        if self.data_args.task_name == "rte" and self.args.do_predict:
-            diagnostics = read_diagnostics(self.data_args, self.download_options())
-            for name, rows in diagnostics.items():
-                file = getattr(self.data_args, f"{name}_file") or f"{HUB_NAME} ({name})"
-                self.sources[name] = Source("test", {file: len(rows)})
-            splits = splits | diagnostics
         flat = {}
         for key, raw in splits.items():
             name, options = self.name_of(key), self.data_args.map_options(f"reading {key}")

@@ -173,10 +173,11 @@ def test_invalid_labels():
         ner.label_names([Sentence(["a"], ["O"]), Sentence(["b", "c"], ["O", "O"])])
     with pytest.raises(InputError, match="B-X .*'BX'"):
         ner.convert_to_iob2([Sentence(["a", "b"], ["B-X", "BX"])])
-    sentences = [Sentence(["a"], ["B-Y"]), Sentence(["a"], ["O"]), Sentence(["b"]), Sentence(["a", "b"], ["I-X", "O"])]
+    tags = {1: ["B-Y"], 2: ["O"], 3: None, 6: ["I-X"]}
+    sentences = [Sentence(["a"], of_row, row=row) for row, of_row in tags.items()]
     with pytest.raises(InputError, match="rows 2, 7: labels that .*: B-Y, I-X; it has O, B-X"):
-        ner.require_known_labels(sentences, ["O", "B-X"], [1, 2, 3, 6])
-    ner.require_known_labels(sentences, ["O", "B-Y", "I-X"], [1, 2, 3, 6])
+        ner.require_known_labels(sentences, ["O", "B-X"])
+    ner.require_known_labels(sentences, ["O", "B-Y", "I-X"])
 
 
 # 3. Model inputs
