@@ -115,6 +115,8 @@ def test_rows_that_cannot_be_left_out(tmp_path):
         read(tmp_path, Classification, task_name="mnli")
     with pytest.raises(InputError, match="test.jsonl, row 3: .*--label_column_name$"):
         read(tmp_path, Classification, skip_bad_rows=False, task_name="mnli")
+    with pytest.raises(InputError, match="test.jsonl, row 3: .*remove the column$"):  # there is no such flag
+        read(tmp_path, SuperGlue, skip_bad_rows=False, task_name="cb")
     (tmp_path / "test.jsonl").unlink()
     write(tmp_path, "validation.jsonl", PAIRS, {n: {"label": "perhaps"} for n in range(1, 7)})
     with pytest.raises(InputError, match="rows 1, 2, 3, 4, 5, 6: .*; no row of 6 would be left"):
