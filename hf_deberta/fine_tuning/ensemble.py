@@ -14,6 +14,7 @@ import numpy as np
 from datasets import Dataset
 from pandas import DataFrame
 
+from hf_deberta.fine_tuning.task import LabelPredictions
 from hf_deberta.fine_tuning.tasks.submission import write_predicted_rows
 from hf_deberta.metrics import compute_metric
 from hf_deberta.training.data_files import read_table
@@ -41,29 +42,24 @@ def main(args: argparse.Namespace) -> int:
         tables = {str(run): read_table(run / file) for run in args.runs}
         require_same_rows(tables, file)
         first = tables[str(args.runs[0])]
-        rows, labels = first.remove_columns(PREDICTIONS), [*first.features["probabilities"]]
+        rows, labels = first.remove_columns(PREDICTIONS), (*first.features["probabilities"],)
         multi_label = isinstance(first[0]["prediction"], list)
         probabilities = {
             run: np.array([[row[label] for label in labels] for row in table["probabilities"]])
             for run, table in tables.items()
         }
         probabilities["ensemble"] = np.mean([*probabilities.values()], axis=0)
-        best = {run: best_labels(values, multi_label) for run, values in probabilities.items()}
+        predictions = {run: LabelPredictions(values, labels, multi_label) for run, values in probabilities.items()}
         targets = read_targets(rows, args.label_column_name, labels, args.labels)
         if targets is None:
             print(f"{file}: no metrics, as no --label_column_name has the label of each row")
         else:
-            inputs = {"references": targets}
             metrics[file] = {
-                run: compute_metric("glue", "multi_label", predictions=values, **inputs) for run, values in best.items()
+                run: compute_metric("glue", "multi_label", predictions=of_run.chosen(), references=targets)
+                for run, of_run in predictions.items()
             }
             print(file, DataFrame(metrics[file]).T.to_string(float_format="%.4f"), sep="\n")
-        names = [[labels[number] for number in np.flatnonzero(row)] for row in best["ensemble"]]
-        predictions = {
-            "prediction": names if multi_label else [name for (name,) in names],
-            "probabilities": [dict(zip(labels, row, strict=True)) for row in probabilities["ensemble"].tolist()],
-        }
-        write_predicted_rows(args.output_dir / file.removesuffix(".jsonl"), rows, predictions)
+        write_predicted_rows(args.output_dir / file.removesuffix(".jsonl"), rows, predictions["ensemble"].columns())
     write_json(args.output_dir / "ensemble.json", {"runs": [*map(str, args.runs)], "metrics": metrics})
     print(f"wrote the mean of {len(args.runs)} runs to {args.output_dir}: {', '.join(files)}")
     return 0
@@ -82,13 +78,6 @@ def require_same_rows(tables: Mapping[str, Dataset], file: str) -> None:
                 f"{run}/{file} has other rows or labels than {first}/{file}, or another order: predict the same file "
                 "with models of the same labels"
             )
-
-
-def best_labels(probabilities: np.ndarray, multi_label: bool) -> np.ndarray:
-    """Return 1 for the best label of each row, or for all above 0.5 if it may have several; otherwise 0."""
-    if multi_label:
-        return (probabilities > 0.5).astype(int)
-    return np.eye(probabilities.shape[1], dtype=int)[probabilities.argmax(-1)]
 
 
 def read_targets(rows: Dataset, column: str, labels: Sequence[str], names: Sequence[str]) -> np.ndarray | None:

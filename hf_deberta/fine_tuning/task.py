@@ -29,8 +29,8 @@ logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class LabelLogits:
-    """Logits [rows, labels] with the names of the labels in their order; numbers [rows] of a regression.
+class LabelPredictions:
+    """Probabilities [rows, labels] with the names of the labels in their order; numbers [rows] of a regression.
 
     Args:
         labels: None for a regression.
@@ -41,23 +41,38 @@ class LabelLogits:
     labels: tuple[str, ...] | None
     multi_label: bool = False
 
-    def probabilities(self) -> list[dict[str, float]]:
-        """Return the probability of each label, by row."""
-        values = self.values.astype(np.float64)
-        rows = (expit(values) if self.multi_label else softmax(values, axis=-1)).tolist()
-        return [dict(zip(self.labels or (), row, strict=True)) for row in rows]
+    @classmethod
+    def from_logits(
+        cls, logits: np.ndarray, labels: tuple[str, ...] | None, multi_label: bool = False
+    ) -> "LabelPredictions":
+        if labels is None:
+            return cls(logits, None)
+        logits = logits.astype(np.float64)
+        return cls(expit(logits) if multi_label else softmax(logits, axis=-1), labels, multi_label)
+
+    def chosen(self) -> np.ndarray:
+        """Return 1 for the best label of each row, or for all above 0.5 of several labels; otherwise 0."""
+        if self.multi_label:
+            return (self.values > 0.5).astype(int)
+        return np.eye(self.values.shape[1], dtype=int)[self.values.argmax(-1)]
 
     def best(self) -> list[Any]:
-        """Return the best label of each row, or all above 0.5 of several labels; numbers of a regression."""
+        """Return the label of each row, or its labels; numbers of a regression."""
         if self.labels is None:
             return self.values.tolist()
-        if self.multi_label:
-            return [[label for label, p in row.items() if p > 0.5] for row in self.probabilities()]
-        return [self.labels[index] for index in self.values.argmax(-1)]
+        names = [[self.labels[number] for number in np.flatnonzero(row)] for row in self.chosen()]
+        return names if self.multi_label else [name for (name,) in names]
 
     def numbers(self, labels: Sequence[str]) -> np.ndarray:
         """Return the number of the best label of each row in the order `labels`."""
         return np.array([labels.index(label) for label in self.labels or ()])[self.values.argmax(-1)]
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return what the files of predictions add to each row."""
+        if self.labels is None:
+            return {"prediction": self.best()}
+        rows = [dict(zip(self.labels, row, strict=True)) for row in self.values.tolist()]
+        return {"prediction": self.best(), "probabilities": rows}
 
 
 class Task:
@@ -181,7 +196,7 @@ class Task:
 
     def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> Any:
         """Return the predictions of a split from the model's outputs for its inputs."""
-        return LabelLogits(logits_of(outputs), self.model_labels)
+        return LabelPredictions.from_logits(logits_of(outputs), self.model_labels)
 
     def metrics(self, split: str, predictions: Any) -> dict[str, float]:
         """Return the metrics of a split with labels."""
@@ -189,8 +204,7 @@ class Task:
 
     def prediction_columns(self, split: str, predictions: Any) -> dict[str, list[Any]]:
         """Return what the files of predictions add to each of the original rows."""
-        columns = {"prediction": predictions.best()}
-        return columns if predictions.labels is None else columns | {"probabilities": predictions.probabilities()}
+        return predictions.columns()
 
     def name_of(self, split: str) -> str:
         """Return the part of file names that stands for a split."""

@@ -20,7 +20,7 @@ from hf_deberta.demos import review_rows
 from hf_deberta.fine_tuning import run
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
-from hf_deberta.fine_tuning.task import LabelLogits, Task
+from hf_deberta.fine_tuning.task import LabelPredictions, Task
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities
 from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
@@ -73,7 +73,7 @@ def test_inputs_are_not_pushed_to_the_hub(tmp_path):
     """--push_to_hub uploads the folder, in which the texts of the rows are not meant to be."""
     task = MultipleChoice(None, ChoiceArguments(), Namespace(push_to_hub=True))
     task.original_rows = {"test": Dataset.from_dict({"article": ["secret", "text"]})}
-    task.write_predictions(tmp_path, "test", LabelLogits(np.array([[0.0, 1.0], [1.0, 0.0]]), ("A", "B")))
+    task.write_predictions(tmp_path, "test", LabelPredictions(np.array([[0.0, 1.0], [1.0, 0.0]]), ("A", "B")))
     assert [(line["index"], line["prediction"]) for line in read_predicted_rows(tmp_path, "predictions")] == [
         (0, "B"),
         (1, "A"),

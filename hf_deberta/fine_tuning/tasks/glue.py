@@ -46,7 +46,7 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
-from hf_deberta.fine_tuning.task import LabelLogits, Task, logits_of
+from hf_deberta.fine_tuning.task import LabelPredictions, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, read_config
 from hf_deberta.fine_tuning.tasks.expand_rows import number_type, with_numbers
 from hf_deberta.fine_tuning.tasks.labels import (
@@ -360,22 +360,22 @@ class Classification(Task):
 
         return encode_batch
 
-    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelPredictions:
         logits = logits_of(outputs)
         values = logits[:, 0] if self.labels is None else logits
-        return LabelLogits(values, self.model_labels, self.task.multi_label)
+        return LabelPredictions.from_logits(values, self.model_labels, self.task.multi_label)
 
-    def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
+    def metrics(self, split: str, predictions: LabelPredictions) -> dict[str, float]:
         """Return the task's metrics. Classes are numbered as the task does, because F1 is that of class 1."""
         targets, compute = self.targets(split), partial(compute_metric, "glue", self.task.metric)
         if self.labels is None or predictions.labels is None:
             return compute(predictions=predictions.values, references=targets)
         if self.task.multi_label:
             order = [predictions.labels.index(label) for label in self.labels]
-            return compute(predictions=(predictions.values[:, order] > 0).astype(int), references=targets.astype(int))
+            return compute(predictions=predictions.chosen()[:, order], references=targets.astype(int))
         return compute(predictions=predictions.numbers(self.labels), references=targets, num_labels=len(self.labels))
 
-    def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
+    def write(self, folder: Path, split: str, predictions: LabelPredictions) -> None:
         """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
         best, task = predictions.best(), self.task
         if task.labels is None:

@@ -46,7 +46,7 @@ from transformers import AutoModelForMultipleChoice, DataCollatorForMultipleChoi
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
-from hf_deberta.fine_tuning.task import LabelLogits, Task, logits_of
+from hf_deberta.fine_tuning.task import LabelPredictions, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as, with_numbers
 from hf_deberta.fine_tuning.tasks.labels import read_targets
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
@@ -317,11 +317,11 @@ class MultipleChoice(ChoiceTask):
 
         return encode_batch
 
-    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
+    def read_outputs(self, split: str, outputs: Any, inputs: Dataset) -> LabelPredictions:
         logits = logits_of(outputs)
-        return LabelLogits(logits, LETTERS[: logits.shape[-1]])
+        return LabelPredictions.from_logits(logits, LETTERS[: logits.shape[-1]])
 
-    def metrics(self, split: str, predictions: LabelLogits) -> dict[str, float]:
+    def metrics(self, split: str, predictions: LabelPredictions) -> dict[str, float]:
         """Return the accuracy, also by level of RACE."""
         best, targets, ids = predictions.values.argmax(-1), self.targets(split), self.rows[split]["id"][:]
         return compute_metric("multiple_choice", "race", predictions=best, references=targets, ids=ids)
@@ -329,7 +329,7 @@ class MultipleChoice(ChoiceTask):
     def predictions_name(self, split: str) -> str:
         return "predictions"
 
-    def write(self, folder: Path, split: str, predictions: LabelLogits) -> None:
+    def write(self, folder: Path, split: str, predictions: LabelPredictions) -> None:
         """Write predict_results.txt and the submission of aNLI, in the order of the rows."""
         write_prediction_table(folder / "predict_results.txt", predictions.best())
         if self.data_args.task_name == "anli":

@@ -9,7 +9,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 from fine_tuning_models import encode_texts
 
-from hf_deberta.fine_tuning.task import LabelLogits
+from hf_deberta.fine_tuning.task import LabelPredictions
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.fine_tuning.tasks.expand_rows import with_numbers
 from hf_deberta.fine_tuning.tasks.labels import read_targets
@@ -324,7 +324,7 @@ def test_numbers_and_missing_texts(encode, tokenizer, caplog):
 
 def write(folder, task, name, split, logits, labels) -> dict[str, list]:
     """Write the files of a benchmark; return the columns of the other files of predictions."""
-    logits = LabelLogits(np.array(logits, dtype=np.float32), labels)
+    logits = LabelPredictions.from_logits(np.array(logits, dtype=np.float32), labels)
     made = glue.Classification(None, SimpleNamespace(name=name), None)
     made.task = task
     made.write(folder, split, logits)

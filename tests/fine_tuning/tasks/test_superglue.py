@@ -7,7 +7,7 @@ from fine_tuning_models import read_json_lines, write_json_lines
 
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.run import read_rows
-from hf_deberta.fine_tuning.task import LabelLogits, prediction_splits
+from hf_deberta.fine_tuning.task import LabelPredictions, prediction_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.labels import read_targets
@@ -171,7 +171,7 @@ def test_submission_files(tmp_path, name, file, first, second):
     task_name, split = ("rte", name) if name in superglue.DIAGNOSTICS else (name, "test")
     labels = superglue.TASKS[name].labels
     task = made(task_name, split, Dataset.from_dict({"idx": [5, 6], "label": list(labels[:2])}))
-    predictions = LabelLogits(np.eye(len(labels))[[-1, -2]], labels[::-1])
+    predictions = LabelPredictions(np.eye(len(labels))[[-1, -2]], labels[::-1])
     task.write(tmp_path, split, predictions)
     assert read_json_lines(tmp_path / f"{file}.jsonl") == [{"idx": 5, "label": first}, {"idx": 6, "label": second}]
     assert len([*tmp_path.iterdir()]) == 1
@@ -189,7 +189,7 @@ def test_a_diagnostic_is_predicted_without_test_rows(tmp_path):
 
 
 def test_submission_of_multirc(tmp_path):
-    predicted = LabelLogits(np.array([[0.0, 1], [1, 0], [1, 0]]), superglue.FALSE_TRUE)
+    predicted = LabelPredictions(np.array([[0.0, 1], [1, 0], [1, 0]]), superglue.FALSE_TRUE)
     made("multirc").write(tmp_path, "train", predicted)
     (line,) = read_json_lines(tmp_path / "MultiRC.jsonl")
     questions = [
