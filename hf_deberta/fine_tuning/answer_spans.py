@@ -99,8 +99,8 @@ class SquadEncoder:
 
     def _encode_batch(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         """Encode the rows with the same stride together, as a call of the tokenizer has one for all its rows."""
-        batch = {**batch, "question": self._truncate_questions(batch["question"])}
-        lengths, limit = self._token_counts(batch["question"]), self.max_question_length
+        questions, contexts = self._truncate_questions(batch["question"]), batch["context"]
+        lengths, limit = self._token_counts(questions), self.max_question_length
         longest = max(lengths, default=0)
         if longest > limit:
             raise InputError(
@@ -114,26 +114,18 @@ class SquadEncoder:
             rows_of_stride[default if self.doc_stride is None else self.doc_stride].append(row)
         features: dict[str, list] = defaultdict(list)
         for stride, rows in sorted(rows_of_stride.items()):
-            part = {name: [column[row] for row in rows] for name, column in batch.items()}
-            windows = self._encode_rows(part, [indices[row] for row in rows], stride)
-            for name, values in windows.items():
-                features[name] += values
-        return features
-
-    def _encode_rows(self, batch: dict[str, list], indices: list[int], stride: int) -> dict[str, list]:
-        texts = batch["question"], batch["context"]
-        answers = list(map(first_answer_span, batch["answers"])) if "answers" in batch else None
-        features: dict[str, list] = defaultdict(list)
-        for window in tokenize_windows(self.tokenizer, texts, "only_second", self.max_seq_length, stride):
-            part = slice(window.first, window.end)
-            spans = token_character_spans(window.tokens[part], window.offsets[part], batch["context"][window.row])
-            starts, ends = np.array(spans, np.int32)
-            columns = {"row": indices[window.row], "first": window.first, "starts": starts, "ends": ends}
-            if answers is not None:
-                span = answer_token_span(answers[window.row], window, starts, ends) or (CLS_POSITION, CLS_POSITION)
-                columns |= dict(zip(("start_positions", "end_positions"), span, strict=True))
-            for name, value in (window.inputs | columns).items():
-                features[name].append(value)
+            texts = [questions[row] for row in rows], [contexts[row] for row in rows]
+            for window in tokenize_windows(self.tokenizer, texts, "only_second", self.max_seq_length, stride):
+                row, part = rows[window.row], slice(window.first, window.end)
+                spans = token_character_spans(window.tokens[part], window.offsets[part], contexts[row])
+                starts, ends = np.array(spans, np.int32)
+                columns = {"row": indices[row], "first": window.first, "starts": starts, "ends": ends}
+                if "answers" in batch:
+                    answer = first_answer_span(batch["answers"][row])
+                    span = answer_token_span(answer, window, starts, ends) or (CLS_POSITION, CLS_POSITION)
+                    columns |= dict(zip(("start_positions", "end_positions"), span, strict=True))
+                for name, value in (window.inputs | columns).items():
+                    features[name].append(value)
         return features
 
     def _truncate_questions(self, questions: list[str]) -> list[str]:
