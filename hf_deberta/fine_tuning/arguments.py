@@ -80,8 +80,9 @@ class FineTuningArguments(RunArguments):
     )
 
     def __post_init__(self) -> None:
-        if self.num_seeds < 1:
-            raise InputError(f"--num_seeds must be at least 1, not {self.num_seeds}")
+        for name in ("num_seeds", "early_stopping_patience"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InputError(f"--{name} must be at least 1, not {value}")
         if self.num_seeds > 1 and self.push_to_hub:
             raise InputError(
                 "--push_to_hub pushes one model only: with --num_seeds, push OUTPUT_DIR, the best model, afterwards"

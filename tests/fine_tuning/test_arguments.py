@@ -208,6 +208,7 @@ def test_evaluation_every_few_steps_saves_as_often(tmp_path):
     ("words", "message"),
     [
         (["--num_seeds", 0], "--num_seeds must be at least 1, not 0"),
+        (["--early_stopping_patience", 0], "--early_stopping_patience must be at least 1, not 0"),
         (["--num_seeds", 2, "--push_to_hub"], "--push_to_hub pushes one model"),
         (["--train_sampling_strategy", "sequential"], "random or group_by_length, not sequential"),
         (["--prediction_loss_only", "true"], "--prediction_loss_only True is not supported"),
