@@ -112,10 +112,6 @@ def test_no_recipe(parse, caplog):
     assert (args.learning_rate, args.num_train_epochs) == (5e-5, 3) and not caplog.text
 
 
-def test_inputs_may_be_grouped_by_length(parse):
-    assert parse("--train_sampling_strategy", "group_by_length")[-1].train_sampling_strategy == "group_by_length"
-
-
 def test_predictions_need_no_message_about_training(parse, caplog):
     _, data_args, _, args = parse("--do_predict")
     assert data_args.max_seq_length == 64 and not caplog.text

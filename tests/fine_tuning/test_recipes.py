@@ -27,10 +27,8 @@ def test_published_sizes_are_recognised(size):
     ("task", "size", "expected"),
     [
         ("mnli", "v1-base", (3, 3e-5, 64, 1000, 0.1, 256)),
-        ("mnli", "v3-large", (2, 7e-6, 64, 500, 0.3, 256)),
         ("cola", "v2-xxlarge", (10, 2.5e-6, 32, 100, 0.2, 64)),
         ("conll2003", "v3-large", (10, 9e-6, 16, 10, 0, 512)),
-        ("conll2003", "v1-large", (15, 1e-5, 16, 0.1, 0, 512)),
         ("anli", "v3-large", (10, 7e-6, 256, 1000, 0.1, 70)),
     ],
 )

@@ -11,15 +11,10 @@ from hf_deberta.metrics.squad_v2 import squad_v2_scores
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("The Eiffel Tower", "eiffel tower"),
-        ("a an the", ""),
         ("Theatre, an anthem; a 'the'", "theatre anthem"),  # articles are whole words, after punctuation is gone
-        ("U.S.A.", "usa"),
         ("the-end", "theend"),  # a hyphen is deleted, not replaced by a space
         ("  two\t \nlines\u00a0here ", "two lines here"),
         ("“Zoë” – İ", "“zoë” – i̇"),  # noqa: RUF001, only ASCII punctuation goes
-        ("...", ""),
-        ("", ""),
     ],
 )
 def test_normalize_answer(answer, expected):

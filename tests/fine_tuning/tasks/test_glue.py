@@ -296,12 +296,6 @@ def test_labels_that_no_row_has_are_named(encode, caplog, labels, values, is_nam
 # Inputs
 
 
-def test_pairs_are_encoded_as_pairs(encode, tokenizer):
-    inputs = encode("rte", {"sentence1": ["the cat"], "sentence2": ["a mat"], "label": [1]})
-    assert inputs[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
-    assert inputs[0]["labels"] == 1 and "sentence1" not in inputs.column_names
-
-
 def test_inputs_are_truncated_with_a_warning(encode, tokenizer, caplog):
     inputs = encode("cola", {"sentence": [WORDS * 3, "the cat"], "label": [1, 0]}, length=12)
     assert "1 of 2 inputs fill --max_seq_length 12" in caplog.text
@@ -312,6 +306,7 @@ def test_numbers_and_missing_texts(encode, tokenizer, caplog):
     """A number is a text, and a missing text an empty one, with a warning."""
     data = rows(title=["the cat", None], year=[1999, 0], label=[0, 1])
     inputs = encode(infer(data, columns=["title", "year"]), data)
+    assert inputs["labels"][:] == [0, 1] and "title" not in inputs.column_names
     assert inputs["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
     assert "train row 2: no text in the column 'title'; read as an empty text" in caplog.text
     glue.require_text_columns(data, ["year"], Source("train"), require_texts=True)

@@ -151,14 +151,6 @@ def test_rank_entities_over_windows():
 # 4. Files
 
 
-def test_metrics():
-    """The answer is the best entity; the best of several correct ones counts."""
-    row, answers = {"passage": "", "entity_spans": {"start": [], "end": []}}, [["West Brom", "x"], ["the Rome!", "y"]]
-    task = record_task({"validation": Dataset.from_list([{**row, "answers": of_row} for of_row in answers])})
-    metrics = task.metrics("validation", [[("West Bromwich Albion", -0.1), ("x", -0.2)], [("Rome", -0.1)]])
-    assert metrics == pytest.approx({"f1": (2 / 5 + 1) / 2, "exact_match": (0 + 1) / 2})
-
-
 def test_files(tmp_path):
     """Each query has an answer, even if no mention was scored."""
     task = record_task({"test": flat()})
