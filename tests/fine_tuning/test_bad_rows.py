@@ -75,6 +75,19 @@ def test_bad_rows_of_each_task(tmp_path, caplog, case):
     assert (len(task.rows["train"]), len(task.rows["validation"])) == (4, 6)
 
 
+def test_metrics_select_a_checkpoint_only_if_the_validation_rows_have_them(tmp_path):
+    """Otherwise training would fail at its first evaluation."""
+    answered = [row for row in house_rows(20, 0) if row["answers"]["text"]]
+    for split, rows in {"train": house_rows(20, 0), "validation": answered}.items():
+        write(tmp_path, f"{split}.jsonl", rows)
+    names = read(tmp_path, Squad).metric_names
+    assert "HasAns_f1" in names and "NoAns_f1" not in names
+    write(tmp_path, "train.jsonl", WORDS, {1: {"ner_tags": ["B-PER", "B-LOC"]}})
+    write(tmp_path, "validation.jsonl", WORDS)
+    task = read(tmp_path, NamedEntities, return_entity_level_metrics=True)
+    assert "PER_f1" in task.metric_names and "LOC_f1" not in task.metric_names
+
+
 def test_several_mistakes(tmp_path, caplog):
     """One message has those of all splits. Each kind is counted; rows keep their numbers in the file."""
     write(tmp_path, "train.jsonl", REVIEWS)

@@ -448,11 +448,14 @@ def best_labels(logits: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return best.indices, best.values
 
 
-def metric_names(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...]:
-    """Return the names of the metrics for these labels; the first selects the best checkpoint."""
+def metric_names(labels: Sequence[str], typed: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the names of the metrics for these labels, and for the types of the labels `typed`.
+
+    The first selects the best checkpoint.
+    """
     if "O" not in labels and not has_prefixes(labels):
         return ("accuracy",)
-    kinds = sorted({label.partition("-")[2] or label for label in labels if label != "O"}) if by_type else []
+    kinds = sorted({label.partition("-")[2] or label for label in typed if label != "O"})
     of_types = (f"{kind}_{name}" for kind in kinds for name in ENTITY_METRICS)
     return (*CONFIGURATIONS["named_entities"]["default"], *of_types)
 
@@ -496,7 +499,8 @@ class NamedEntities(Task):
         self.choose_context(sentence for group in sentences.values() for sentence in group)
         logger.info(f"Labels: {', '.join(self.labels)}. Document context: {self.data_args.document_context}.")
         with input_errors(self.model_args.checkpoint, ValueError):  # labels of which some have prefixes
-            self.metric_names = metric_names(self.labels, self.data_args.return_entity_level_metrics)
+            tags = [tag for s in sentences.get("validation", ()) for tag in s.tags or ()] or self.labels
+            self.metric_names = metric_names(self.labels, tags if self.data_args.return_entity_level_metrics else ())
         return sentences
 
     def choose_context(self, sentences: Iterable[Sentence]) -> None:

@@ -200,14 +200,16 @@ class Squad(Task):
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         self.original_rows = require_plain_splits(splits)
         rows = {split: squad_rows(raw, self.sources[split], split != "test") for split, raw in splits.items()}
+        has_answer = {split: {bool(x["text"]) for x in rows[split]["answers"]} for split in rows if split != "test"}
         data_args = self.data_args
         if data_args.version_2_with_negative is None:
-            labelled = (split_rows for split, split_rows in rows.items() if split != "test")
-            has_unanswerable = any(not answers["text"] for split_rows in labelled for answers in split_rows["answers"])
+            has_unanswerable = any(False in kinds for kinds in has_answer.values())
             data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable
         # kept in config.json, because test rows do not show it; not if false, since other rows may lack answers
         self.model_args.reading_flags["version_2_with_negative"] = data_args.version_2_with_negative or None
-        self.metric_names = CONFIGURATIONS[self.metric]["default"]
+        kinds = has_answer.get("validation", {True, False})
+        absent = tuple({True: "HasAns", False: "NoAns"}[kind] for kind in {True, False} - kinds)
+        self.metric_names = [name for name in CONFIGURATIONS[self.metric]["default"] if not name.startswith(absent)]
         return rows
 
     @property
