@@ -140,6 +140,8 @@ def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], di
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
+    elif args.do_train:
+        logger.warning(f"No validation rows say which seed is the best: {args.output_folder} has a folder for each.")
 
 
 def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:

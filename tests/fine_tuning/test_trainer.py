@@ -168,8 +168,8 @@ def test_the_card_inherits_licence_and_base_model_of_a_local_checkpoint(tmp_path
     assert str(tmp_path) not in card.text and "More information needed" not in card.text
 
 
-def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path):
-    """The folder of each seed is locked."""
+def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path, caplog):
+    """The folder of each seed is locked; without validation rows no seed is the best."""
     models = []
 
     def run(args: FineTuningArguments) -> dict[str, float]:
@@ -185,6 +185,7 @@ def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path):
     finally:
         gc.enable()
     assert len(models) == 2 and not list(tmp_path.rglob(LOCK))
+    assert "No validation rows say which seed is the best" in caplog.text
 
 
 def test_label_smoothing_needs_classes(tmp_path):
