@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
@@ -224,8 +223,6 @@ class HfDebertaLayer(GradientCheckpointingLayer):
 class HfDebertaEncoder(nn.Module):
     """All layers, the relative-position table that they share, and the convolution after the first layer."""
 
-    rows_of_distance: torch.Tensor  # [2k + 1]
-
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.config = config
@@ -234,29 +231,28 @@ class HfDebertaEncoder(nn.Module):
         self.distance_parameters = config.max_distance, config.position_buckets, config.clamp_relative_distance
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
-            default = torch.get_default_device()
-            device = torch.device("cpu") if default.type == "meta" else default  # meta weights may be assigned later
-            rows_of_distance = rows_of_distances(*self.distance_parameters).to(device)
-            self.register_buffer("rows_of_distance", rows_of_distance, persistent=False)
+            # [2k + 1]; no buffer: an average of models would change integers, and `to_empty` removes values
+            self.rows_of_distance = rows_of_distances(*self.distance_parameters)
             rows = row_numbers(*self.distance_parameters)
             self.can_shrink, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
+            self.whole_table()  # moves them, as `_apply` does
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
 
-    def init_buffers(self) -> None:
-        """Fill the buffers that no checkpoint holds; `HfDebertaPreTrainedModel._init_weights` calls this."""
-        if self.config.relative_attention:
-            init.copy_(self.rows_of_distance, rows_of_distances(*self.distance_parameters))
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        self.init_buffers()  # which `to_empty` leaves without values
+    def _apply(self, *args: Any, **kwargs: Any) -> "HfDebertaEncoder":
+        super()._apply(*args, **kwargs)
+        self.whole_table()
+        return self
 
     def whole_table(self) -> TableWindow | None:
-        """All rows of the relative table; None without one."""
-        if getattr(self, "rel_embeddings", None) is None:
+        """All rows of the relative table, on its device; None without one."""
+        embedding = getattr(self, "rel_embeddings", None)
+        if embedding is None:
             return None
+        device = embedding.weight.device
+        if self.rows_of_distance.device != device and device.type != "meta":
+            self.rows_of_distance = self.rows_of_distance.to(device)
         return TableWindow(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation, self.can_shrink)
 
     def position_table(self, layout: BatchLayout) -> tuple[torch.Tensor | None, BatchLayout]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import HfApi, ModelCard
 from safetensors import SafetensorError
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
@@ -95,13 +94,6 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     def __init__(self, config: HfDebertaConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         register_default_peft_targets()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        init_buffers = getattr(module, "init_buffers", None)  # defined by modules with buffers that are not saved
-        if callable(init_buffers):
-            init_buffers()
 
     def ignore_on_load(self, *patterns: str) -> None:
         """Load checkpoints silently whose keys match the class's patterns or these; forget those of the encoder.

@@ -14,6 +14,7 @@ from numerics import (
 )
 from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 from hf_deberta import (
     HfDebertaForCausalLM,
@@ -490,7 +491,7 @@ def test_models_can_be_made_without_values(fields, device):
     assert encoders[0].saturation == encoders[1].saturation and encoders[0].can_shrink == encoders[1].can_shrink
     shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (model, real)]
     assert shapes[0] == shapes[1]
-    if device == "meta":  # weights may be assigned to such a model later, but not buffers
+    if device == "meta":  # weights may be assigned to such a model later
         assert encoders[0].rows_of_distance.device.type == "cpu"
 
 
@@ -500,6 +501,14 @@ def test_weights_are_loaded_after_to_empty():
     with torch.device("meta"):
         copy = HfDebertaModel(model.config).double().eval()
     copy.to_empty(device="cpu")
-    copy.encoder.rows_of_distance.zero_()  # what the memory holds
     copy.load_state_dict(model.state_dict())
     assert torch.equal(copy(IDS).last_hidden_state, model(IDS).last_hidden_state)
+
+
+def test_an_average_with_buffers_keeps_the_rows_of_distances():
+    """PyTorch rounds averages of integers down: 0.9 * 5 + 0.1 * 5 would be 4."""
+    model = tiny_model(HfDebertaModel).eval()
+    average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9), use_buffers=True).eval()
+    for _ in range(2):
+        average.update_parameters(model)
+    torch.testing.assert_close(average(IDS).last_hidden_state, model(IDS).last_hidden_state)
