@@ -147,20 +147,15 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     _tied_weights_keys = {
         "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
     }
-    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
-        r"mask_predictions\.",
-        r"cls\.predictions\.decoder\.bias$",  # equal to cls.predictions.bias
-        r"embeddings\._weight$",
-        r"^config$",
-    ]
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
         self.deberta = HfDebertaModel(config, decoder_positions=config.uses_mask_decoder)
         self.lm_predictions = HfDebertaLMPredictions(config)
         self.post_init()
-        has_no_positions = not config.uses_mask_decoder and not config.position_biased_input
-        self.ignore_on_load(*([r"position_embeddings\."] if has_no_positions else []))
+        has_positions = config.uses_mask_decoder or config.position_biased_input
+        positions = [r"position_embeddings\."] if has_positions else []
+        self.expect_on_load(r"lm_predictions\.", r"cls\.predictions\.", *positions)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -81,11 +81,12 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
-    # parts of a checkpoint that belong to another head
+    # parts of a checkpoint that belong to another head, or to none; see `expect_on_load`
     _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
         r"lm_predictions\.",
         r"mask_predictions\.",
         r"cls\.predictions\.",
+        r"cls\.predictions\.decoder\.bias$",  # equal to cls.predictions.bias
         r"position_embeddings\.",
         r"embeddings\._weight$",
         r"^config$",
@@ -95,12 +96,12 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         super().__init__(config, *args, **kwargs)
         register_default_peft_targets()
 
-    def ignore_on_load(self, *patterns: str) -> None:
-        """Load checkpoints silently whose keys match the class's patterns or these; forget those of the encoder.
+    def expect_on_load(self, *patterns: str) -> None:
+        """Report keys of these patterns, which the class ignores, if a checkpoint has them and the model does not.
 
         Call it after `post_init`, which adds the patterns of the encoder to those of a head.
         """
-        self._keys_to_ignore_on_load_unexpected = {*(type(self)._keys_to_ignore_on_load_unexpected or ()), *patterns}
+        self._keys_to_ignore_on_load_unexpected = {*(type(self)._keys_to_ignore_on_load_unexpected or ())} - {*patterns}
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

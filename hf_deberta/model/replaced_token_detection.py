@@ -55,20 +55,12 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
     torch.Size([1, 4])
     """
 
-    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
-        r"lm_predictions\.",
-        r"cls\.predictions\.",
-        r"position_embeddings\.",
-        r"embeddings\._weight$",
-        r"^config$",
-    ]
-
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
         self.deberta = HfDebertaModel(config)
         self.mask_predictions = HfDebertaMaskPredictions(config)
         self.post_init()
-        self.ignore_on_load()
+        self.expect_on_load(r"mask_predictions\.")
 
     @can_return_tuple
     def forward(
