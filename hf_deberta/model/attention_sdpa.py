@@ -142,7 +142,10 @@ def softmax_attention(
         scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
         probabilities = dropout(scores.softmax(-1), dropout_p)
         return (probabilities @ heads_first[2]).unflatten(0, (query.shape[1], -1)).transpose(0, 1)
-    return attend_with_bias(query, key, value, bias, dropout_p, scale=1.0)
+    only_bias = bias is not None and bias.requires_grad and not any(x.requires_grad for x in (query, key, value))
+    if only_bias and drops_log_sums(query):  # in frozen layers
+        query = query.detach().requires_grad_()
+    return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=1.0)
 
 
 def masked(bias: torch.Tensor | None, visible: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
@@ -162,21 +165,6 @@ def zero_fully_masked_queries(context: torch.Tensor, mask: AttentionMask, visibl
         return context * visible.any(-1, keepdim=True)
     sees = mask.mask if mask.query_positions is None else mask.mask.gather(1, mask.query_positions)
     return context * sees[:, None, :, None]
-
-
-def attend_with_bias(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,  # [B, H, n, m]
-    dropout_p: float,
-    scale: float,
-) -> torch.Tensor:
-    """softmax(scale * query key + bias) value."""
-    only_bias = bias is not None and bias.requires_grad and not any(x.requires_grad for x in (query, key, value))
-    if only_bias and drops_log_sums(query):  # in frozen layers
-        query = query.detach().requires_grad_()
-    return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale)
 
 
 def drops_log_sums(query: torch.Tensor) -> bool:
