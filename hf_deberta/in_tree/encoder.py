@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from hf_deberta.engines.guards import is_tracing_or_exporting, without_dispatch_modes
 from hf_deberta.engines.unpadding import unpad
-from hf_deberta.model.attention import AUTO, attend
+from hf_deberta.model.attention import AUTO, attend, dropout_rate
 from hf_deberta.model.batch_layout import BatchLayout, gather, scatter
 from hf_deberta.model.input_checks import can_read_values, has_no_values
 from hf_deberta.model.relative_position import (
@@ -134,7 +134,7 @@ def attention_forward(in_tree: Callable) -> Callable:
         query, key, value = _project(self, hidden_states)
         projection = table_projection_of(self)
         positions = projection.relative_positions(rel_embeddings, layout.window, layout.longest, self)
-        dropout_p = self.dropout.p if self.dropout.training else 0.0
+        dropout_p = dropout_rate(self.dropout)
         states, probabilities = attend(
             query, key, value, positions, layout.attention_mask, dropout_p, projection.scale, layout.backend
         )

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
@@ -143,10 +144,17 @@ def choose_backend(
     return "sdpa"
 
 
+def dropout_rate(module: nn.Module) -> float:
+    """The rate of an attention dropout in its present mode: backends apply it, and the module is not called."""
+    if isinstance(module, nn.Identity):
+        return 0.0
+    if not isinstance(module, nn.Dropout) or type(module).forward is not nn.Dropout.forward:
+        raise TypeError(f"the dropout of attention must be nn.Dropout or nn.Identity, not {type(module).__name__}")
+    return module.p if module.training else 0.0
+
+
 def attention_scale(terms: int, head_size: int) -> float:
     """1 / sqrt(m d), the factor of all scores; m counts content to content and the position terms.
-
-    Backends may multiply queries and position queries by it: each term contains one of the two.
 
     >>> attention_scale(4, 64)
     0.0625

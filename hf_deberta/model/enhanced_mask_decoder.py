@@ -153,8 +153,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         self.deberta = HfDebertaModel(config, decoder_positions=config.uses_mask_decoder)
         self.lm_predictions = HfDebertaLMPredictions(config)
         self.post_init()
-        has_positions = config.uses_mask_decoder or config.position_biased_input
-        positions = [r"position_embeddings\."] if has_positions else []
+        positions = [r"position_embeddings\."] if config.uses_mask_decoder or config.position_biased_input else []
         self.expect_on_load(r"lm_predictions\.", r"cls\.predictions\.", *positions)
 
     @torch.no_grad()

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .attention import AUTO, attend, attention_scale
+from .attention import AUTO, attend, attention_scale, dropout_rate
 from .batch_layout import BatchLayout, check_one_document, gather, scatter, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import EncoderKwargs, can_read_values, cast_for_products, require_tokens
@@ -126,7 +126,7 @@ class HfDebertaSelfAttention(nn.Module):
         """The context [B, Q, hidden] of each query, and attention probabilities if requested."""
         query = linear(self.query_proj, keys.inputs if states is keys.states else states)
         query = split_heads(query, self.head_size)
-        dropout_p = self.dropout.p if self.dropout.training else 0.0
+        dropout_p = dropout_rate(self.dropout)
         context, probabilities = attend(
             query, keys.key, keys.value, keys.relative, layout.attention_mask, dropout_p, self.scale, layout.backend
         )

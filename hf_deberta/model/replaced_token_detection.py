@@ -86,8 +86,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         encoded = self.deberta.encoder(embeddings, layout)
         states = encoded.last_hidden_state
         first_states = gather_positions(states, layout.first_token_positions().to(states.device))
-        logits = self.mask_predictions(states, first_states)
-        logits = scatter(logits, layout)
+        logits = scatter(self.mask_predictions(states, first_states), layout)
         loss = None
         if labels is not None:
             real = None if attention_mask is None else real_tokens(attention_mask, *logits.shape)

@@ -107,8 +107,13 @@ def test_dropout_and_autocast(shape):
     dropping = in_tree(shape, "Model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5).train()
     expected = model(**inputs).logits
     with enabled():
-        first, second = (dropping(**inputs).last_hidden_state for _ in range(2))
-        assert not torch.allclose(first, second)
+        assert not torch.allclose(*(dropping(**inputs).last_hidden_state for _ in range(2)))
+        for layer in dropping.encoder.layer:
+            layer.attention.self.dropout = torch.nn.Identity()
+        assert torch.equal(*(dropping(**inputs).last_hidden_state for _ in range(2)))
+        layer.attention.self.dropout = torch.nn.AlphaDropout()  # attention would not call it
+        with pytest.raises(TypeError, match="AlphaDropout"):
+            dropping(**inputs)
         with torch.autocast("cpu", torch.bfloat16):
             assert (model(**inputs).logits - expected).abs().max() < 0.05
 
@@ -264,12 +269,10 @@ def test_unsupported_calls_stay_in_tree(option):
     if option == "narrow":  # more buckets than distances
         fields = {"max_relative_positions": 16, "position_buckets": 64}
     model, inputs = in_tree("v1" if option == "talking_head" else "v3", "Model", **fields), batch(lengths=(12, 5))
-    extra = {}
-    if option == "query_states":
-        extra["query_states"] = model.embeddings(inputs["input_ids"], mask=inputs["attention_mask"]) + 1
 
     def states():
         embeddings = model.embeddings(inputs["input_ids"], mask=inputs["attention_mask"])
+        extra = {"query_states": embeddings + 1} if option == "query_states" else {}
         return model.encoder(embeddings, inputs["attention_mask"], **extra).last_hidden_state
 
     expected = states()

@@ -496,9 +496,8 @@ def test_weights_are_loaded_after_to_empty():
 
 
 def test_an_average_with_buffers_keeps_the_rows_of_distances():
-    """PyTorch rounds averages of integers down: 0.9 * 5 + 0.1 * 5 would be 4."""
     model = tiny_model(HfDebertaModel).eval()
-    average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9), use_buffers=True).eval()
+    average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9), use_buffers=True).eval()  # 0.9 * 5 + 0.1 * 5 is 4
     for _ in range(2):
         average.update_parameters(model)
     torch.testing.assert_close(average(IDS).last_hidden_state, model(IDS).last_hidden_state)
