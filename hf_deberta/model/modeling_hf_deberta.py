@@ -258,6 +258,8 @@ class HfDebertaEncoder(nn.Module):
     def position_table(self, layout: BatchLayout) -> tuple[torch.Tensor | None, BatchLayout]:
         """The relative table [R, hidden], and the layout with the table's rows; None without relative attention."""
         table, window = position_table(self, self.whole_table(), layout.longest)
+        if table is not None and window is not None:  # rows of a table that was offloaded are on the CPU until here
+            window = replace(window, rows_of_distance=window.rows_of_distance.to(table.device))
         return table, replace(layout, window=window)
 
     def forward(
