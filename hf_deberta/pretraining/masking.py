@@ -4,7 +4,8 @@ Two generators:
 
 `unbiased` (default)  Every word of a row is masked with the same probability. Spans of 1 to `max_ngram` words, with
                       P(n) ~ 1/n, and the unmasked words are arranged at random on a circle. So the number of masked
-                      words is exact, and the ends of a row and long words are masked as often as all others.
+                      words is exact, and the ends of a row and long words are masked as often as all others. Where
+                      spaces do not separate words, as in Chinese, Thai or DNA, each token is a word.
 `official`            The released generator, for reproduction. Windows of 6n words (at 15 %) hold one span of n words
                       each, from left to right, until 15 % of the row is masked: 1/6 of the words up to there, and none
                       after it. With max_ngram 1 it masks tokens, otherwise whole words.
@@ -29,6 +30,8 @@ from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.errors import InputError
 
 GENERATORS = ("unbiased", "official")
+UNSPACED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # as Unicode names letters
+MAX_WORD_LENGTH = 10  # tokens; what is longer has no spaces, such as DNA
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Vocabulary:
     special: np.ndarray  # bool, [V]: neither masked nor used as a replacement
     begins_word: np.ndarray  # bool, [V]: the first token of a word; all others continue a word
     replacements: np.ndarray  # ids that may replace a token
+    unspaced: np.ndarray  # bool, [V]: of a script without spaces; for the unbiased generator a word
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> "Vocabulary":
@@ -58,7 +62,8 @@ class Vocabulary:
         if {piece[:1] for piece in pieces if piece} & {"Ġ", "▁"} == {"Ġ"}:  # each letter stands for a byte
             pieces = [piece and ByteLevel().decode([piece]) for piece in pieces]
         begins |= special | np.array([piece is not None and is_punctuation(piece) for piece in pieces])
-        return cls(tokenizer.mask_token_id, special, begins, np.flatnonzero(~special))
+        unspaced = np.array([bool(piece) and is_unspaced(piece[0]) for piece in pieces])
+        return cls(tokenizer.mask_token_id, special, begins, np.flatnonzero(~special), unspaced)
 
 
 @dataclass(frozen=True)
@@ -132,13 +137,20 @@ def is_punctuation(piece: str) -> bool:
     return len(piece) == 1 and (piece in string.punctuation or unicodedata.category(piece)[0] in "PCZ")
 
 
+def is_unspaced(character: str) -> bool:
+    """Return whether a character is a letter of a script that puts no spaces between words."""
+    return unicodedata.category(character) == "Lo" and unicodedata.name(character, "").startswith(UNSPACED_SCRIPTS)
+
+
 def number_words(ids: np.ndarray, vocabulary: Vocabulary, whole_words: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of tokens that may be masked, and for each the number of its word."""
     positions = np.flatnonzero(~vocabulary.special[ids])
     if not whole_words:
         return positions, np.arange(len(positions))
-    begins = vocabulary.begins_word[ids[positions]]
+    begins = vocabulary.begins_word[ids[positions]] | vocabulary.unspaced[ids[positions]]
     begins[1:] |= np.diff(positions) > 1  # after a special token
+    word = np.cumsum(begins)
+    begins |= np.bincount(word)[word] > MAX_WORD_LENGTH
     return positions, np.cumsum(begins) - begins[:1].sum()
 
 

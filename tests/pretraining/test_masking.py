@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.pretraining.masking import Masking, Vocabulary, choose_words, number_words
+from hf_deberta.pretraining.masking import Masking, Vocabulary, choose_words, number_words, official_units
 from hf_deberta.training.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "case10_ngram_mask.json").read_text(encoding="utf-8"))
@@ -17,7 +17,7 @@ TOKENS = GOLDEN["stub_tokenizer"]["vocab_in_id_order"]
 ID = {token: i for i, token in enumerate(TOKENS)}
 SPECIAL = np.array([token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]") for token in TOKENS])
 BEGINS = SPECIAL | np.array([token.startswith("▁") for token in TOKENS])
-STUB = Vocabulary(ID["[MASK]"], SPECIAL, BEGINS, np.flatnonzero(~SPECIAL))
+STUB = Vocabulary(ID["[MASK]"], SPECIAL, BEGINS, np.flatnonzero(~SPECIAL), np.zeros_like(SPECIAL))
 
 
 def text(length: int, rng: random.Random) -> np.ndarray:
@@ -111,6 +111,18 @@ def test_pieces_instead_of_words():
     assert word.tolist() == list(range(60))
     _, word = number_words(ids, STUB, whole_words=True)
     assert word.tolist() == [i // 3 for i in range(60)]
+
+
+def test_text_without_spaces():
+    pieces = ["[UNK]", "▁中", "国", "ค", "ั", "カー", "▁가", "나", "▁w", "a", "[MASK]"]
+    vocabulary = Vocabulary.from_tokenizer(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
+    ids = np.arange(1, 9)
+    assert number_words(ids, vocabulary, whole_words=True)[1].tolist() == [0, 1, 2, 2, 3, 4, 4, 5]
+    assert [len(unit) for unit in official_units(ids, vocabulary, whole_words=True)] == [5, 2, 1]  # as released
+    for length in (10, 11):
+        dna = np.array([8, *[9] * (length - 1), 8, 9])
+        words = [0] * 10 + [1] * 2 if length == 10 else [*range(11), 11, 11]
+        assert number_words(dna, vocabulary, whole_words=True)[1].tolist() == words
 
 
 def tokenizer(pieces: list[str], **special) -> PreTrainedTokenizerFast:
