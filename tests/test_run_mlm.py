@@ -20,6 +20,7 @@ from hf_deberta.commands import mlm
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
+from hf_deberta.training.model_card import describe_output
 
 TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type", "bpe", "--max_seq_length", "32"]
 RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"]
@@ -64,6 +65,9 @@ def test_from_text_to_a_model(text, tmp_path):
         "from_pretrained(",
     ):
         assert part in card
+    tokenizer.mask_token = "<mask>"
+    tokenizer.save_pretrained(out)
+    assert '("Paris is the <mask> of France.")' in describe_output(out, "run_mlm.py")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 >>> write_training_card(trainer, data="corpus.txt")
 """
 
-import json
 import os
 import re
 from pathlib import Path
@@ -15,14 +14,14 @@ from transformers.modelcard import TrainingSummary
 
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.model.pretrained_model import write_model_card
-from hf_deberta.training.json_files import atomic_write
+from hf_deberta.training.json_files import atomic_write, read_json_object
 
 # Python that uses a model, by the end of its class name: "{name}" is the folder or the name on the Hub
 PIPELINE = "from transformers import pipeline"
 USES = {
     "SequenceClassification": (PIPELINE, 'pipeline("text-classification", "{name}")({text})'),
     "TokenClassification": (PIPELINE, 'pipeline("ner", "{name}", aggregation_strategy="simple")({text})'),
-    "MaskedLM": (PIPELINE, 'pipeline("fill-mask", "{name}")("Paris is the [MASK] of France.")'),
+    "MaskedLM": (PIPELINE, 'pipeline("fill-mask", "{name}")("Paris is the {mask} of France.")'),
     "QuestionAnswering": (
         "from hf_deberta.question_answering import QuestionAnswerer\n"
         "from transformers import AutoModelForQuestionAnswering, AutoTokenizer",
@@ -61,7 +60,7 @@ def write_training_card(
     if base_card.is_file():  # a local folder: its licence and base model hold for this model too
         inherited = ModelCard.load(base_card, ignore_metadata_errors=True).data
         fields |= {"license": inherited.get("license"), "finetuned_from": inherited.get("base_model")}
-    loading, settings = None, json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+    loading, settings = None, read_settings(path.parent)
     if settings["model_type"] == HfDebertaConfig.model_type:
         path.unlink(missing_ok=True)
         config = HfDebertaConfig.from_pretrained(path.parent)
@@ -90,17 +89,24 @@ def write_training_card(
 def read_results(folder: Path) -> dict[str, float]:
     """Read the metrics of all_results.json, without timings, by the names that Trainer's cards use."""
     path = folder / "all_results.json"
-    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    results = read_json_object(path) if path.exists() else {}
     return {name.removeprefix("eval_"): value for name, value in results.items() if not name.endswith(TIMINGS)}
 
 
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the fields of config.json, and of tokenizer_config.json if there is one."""
+    paths = (folder / "tokenizer_config.json", folder / "config.json")
+    return {name: value for path in paths if path.exists() for name, value in read_json_object(path).items()}
+
+
 def how_to_use(settings: dict[str, Any], name: str) -> tuple[list[str], str]:
-    """Return imports, and an expression that uses the model with the fields `settings` of a config.json; "" if none."""
+    """Return imports, and an expression that uses the model with the fields of `read_settings`; "" if none."""
     head = (settings.get("architectures") or [""])[0].partition("For")[2]
     columns = (settings.get("fine_tuning_flags") or {}).get("text_column_names") or ()
     text = '{"text": "A text", "text_pair": "Another"}' if len(columns) == 2 else '"A text"'
     imports, expression = USES.get(head, ("", ""))
     ours = ["import hf_deberta"] if settings.get("model_type") == HfDebertaConfig.model_type else []
+    expression = expression.replace("{mask}", str(settings.get("mask_token")))
     return [*ours, *imports.splitlines()], expression.replace("{name}", name).replace("{text}", text)
 
 
@@ -133,7 +139,7 @@ def describe_output(folder: Path, script: str) -> str:
     predictions = sorted(path.name for path in folder.glob("predictions*.csv"))
     has_model = any(folder.glob("model*.safetensors"))
     others = [name for name in ("all_results.json", "seeds.json", "README.md") if (folder / name).is_file()]
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8")) if has_model else {}
+    settings = read_settings(folder) if has_model else {}
     written = [*["model"] * has_model, *models, *predictions, *others]
     imports, expression = how_to_use(settings, str(folder))
     if models:
