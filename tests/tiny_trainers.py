@@ -25,8 +25,7 @@ class Tokenizer:
 
 
 SPECIAL = np.arange(128) < 5
-NO_WORDS = np.zeros(128, dtype=bool)
-MASKING = Masking(Vocabulary(4, SPECIAL, ~NO_WORDS, np.arange(5, 128), NO_WORDS), max_ngram=1)
+MASKING = Masking(Vocabulary(4, SPECIAL, np.ones(128, bool), np.arange(5, 128), np.zeros(128, bool)), max_ngram=1)
 
 
 def language_model_rows(objective: str, pack: bool, rows: int | None = None) -> TokenRows:

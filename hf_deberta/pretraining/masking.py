@@ -4,8 +4,8 @@ Two generators:
 
 `unbiased` (default)  Every word of a row is masked with the same probability. Spans of 1 to `max_ngram` words, with
                       P(n) ~ 1/n, and the unmasked words are arranged at random on a circle. So the number of masked
-                      words is exact, and the ends of a row and long words are masked as often as all others. Where
-                      spaces do not separate words, as in Chinese, Thai or DNA, each token is a word.
+                      words is exact, and the ends of a row and long words are masked as often as all others.
+                      Where no spaces separate words (Chinese, Thai, DNA), each token is a word.
 `official`            The released generator, for reproduction. Windows of 6n words (at 15 %) hold one span of n words
                       each, from left to right, until 15 % of the row is masked: 1/6 of the words up to there, and none
                       after it. With max_ngram 1 it masks tokens, otherwise whole words.
@@ -30,7 +30,7 @@ from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.errors import InputError
 
 GENERATORS = ("unbiased", "official")
-UNSPACED_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")  # as Unicode names letters
+UNSPACED_SCRIPTS = ("CJK", "HIRAGANA ", "KATAKANA ", "THAI", "LAO", "KHMER", "MYANMAR")  # as Unicode names letters
 MAX_WORD_LENGTH = 10  # tokens; what is longer has no spaces, such as DNA
 
 
@@ -54,15 +54,15 @@ class Vocabulary:
             raise InputError("masking needs a mask token, but this tokenizer has none: add mask_token='[MASK]'")
         pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         begins = np.array([piece is None or piece[:1] in ("▁", "Ġ") for piece in pieces])
-        special = np.zeros(len(tokenizer), dtype=bool)
-        special[[i for i in tokenizer.all_special_ids if i < len(tokenizer)]] = True
+        special = np.isin(np.arange(len(tokenizer)), tokenizer.all_special_ids)
         continues = np.array([piece is not None and piece[:2] == "##" for piece in pieces])
         if continues.sum() >= begins.sum():
             begins = ~continues
         if {piece[:1] for piece in pieces if piece} & {"Ġ", "▁"} == {"Ġ"}:  # each letter stands for a byte
             pieces = [piece and ByteLevel().decode([piece]) for piece in pieces]
         begins |= special | np.array([piece is not None and is_punctuation(piece) for piece in pieces])
-        unspaced = np.array([bool(piece) and is_unspaced(piece[0]) for piece in pieces])
+        letters = [piece[0] if piece and piece[0].isalpha() else "_" for piece in pieces]
+        unspaced = np.array([unicodedata.name(letter, "").startswith(UNSPACED_SCRIPTS) for letter in letters])
         return cls(tokenizer.mask_token_id, special, begins, np.flatnonzero(~special), unspaced)
 
 
@@ -137,11 +137,6 @@ def is_punctuation(piece: str) -> bool:
     return len(piece) == 1 and (piece in string.punctuation or unicodedata.category(piece)[0] in "PCZ")
 
 
-def is_unspaced(character: str) -> bool:
-    """Return whether a character is a letter of a script that puts no spaces between words."""
-    return unicodedata.category(character) == "Lo" and unicodedata.name(character, "").startswith(UNSPACED_SCRIPTS)
-
-
 def number_words(ids: np.ndarray, vocabulary: Vocabulary, whole_words: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of tokens that may be masked, and for each the number of its word."""
     positions = np.flatnonzero(~vocabulary.special[ids])
@@ -176,13 +171,9 @@ def official_units(ids: np.ndarray, vocabulary: Vocabulary, whole_words: bool) -
 
     Special tokens do not separate words.
     """
-    units: list[list[int]] = []
-    for position in np.flatnonzero(~vocabulary.special[ids]).tolist():
-        if whole_words and units and not vocabulary.begins_word[ids[position]]:
-            units[-1].append(position)
-        else:
-            units.append([position])
-    return units
+    positions = np.flatnonzero(~vocabulary.special[ids])
+    word = np.cumsum(vocabulary.begins_word[ids[positions]]) if whole_words else np.arange(len(positions))
+    return [unit.tolist() for unit in np.split(positions, np.flatnonzero(np.diff(word)) + 1)]
 
 
 def official_positions(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hf_deberta.model.losses import IGNORED
@@ -105,29 +106,19 @@ def test_rows_without_words():
             assert (masked == ids).all() and (labels == IGNORED).all()
 
 
-def test_pieces_instead_of_words():
-    ids = np.array([ID["▁w1"], ID["s1"], ID["s2"]] * 20)
-    _, word = number_words(ids, STUB, whole_words=False)
-    assert word.tolist() == list(range(60))
-    _, word = number_words(ids, STUB, whole_words=True)
-    assert word.tolist() == [i // 3 for i in range(60)]
-
-
 def test_text_without_spaces():
     pieces = ["[UNK]", "▁中", "国", "ค", "ั", "カー", "▁가", "나", "▁w", "a", "[MASK]"]
     vocabulary = Vocabulary.from_tokenizer(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
     ids = np.arange(1, 9)
     assert number_words(ids, vocabulary, whole_words=True)[1].tolist() == [0, 1, 2, 2, 3, 4, 4, 5]
+    assert number_words(ids, vocabulary, whole_words=False)[1].tolist() == list(range(8))
     assert [len(unit) for unit in official_units(ids, vocabulary, whole_words=True)] == [5, 2, 1]  # as released
-    for length in (10, 11):
-        dna = np.array([8, *[9] * (length - 1), 8, 9])
-        words = [0] * 10 + [1] * 2 if length == 10 else [*range(11), 11, 11]
-        assert number_words(dna, vocabulary, whole_words=True)[1].tolist() == words
+    for length, words in ((10, [0] * 10), (11, list(range(11)))):  # of DNA
+        ids = np.array([8, *[9] * (length - 1), 8, 9])
+        assert number_words(ids, vocabulary, whole_words=True)[1].tolist() == [*words, *[words[-1] + 1] * 2]
 
 
 def tokenizer(pieces: list[str], **special) -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer, models
-
     model = models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **special)
 

@@ -15,8 +15,7 @@ from hf_deberta.training.errors import InputError
 CLS, SEP, PAD, MASK = 1, 2, 0, 3
 TOKENIZER = SimpleNamespace(cls_token_id=CLS, sep_token_id=SEP, pad_token_id=PAD)
 SPECIAL = np.arange(100) < 4
-NO_WORDS = np.zeros(100, dtype=bool)
-MASKING = Masking(Vocabulary(MASK, SPECIAL, ~NO_WORDS, np.arange(4, 100), NO_WORDS))
+MASKING = Masking(Vocabulary(MASK, SPECIAL, np.ones(100, bool), np.arange(4, 100), np.zeros(100, bool)))
 
 
 def corpus(sizes: list[int]) -> TokenFile:
