@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 
 FIRST_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 MAX_CHARACTERS = 200_000_000  # for SentencePiece, which needs some 20 bytes of memory per character
-MAX_LINE_LENGTH = 1_000_000  # longer lines are cut before they are sampled
+MAX_LINE_LENGTH = 4000  # longer lines are cut: if they repeat, SentencePiece's time grows with their square
 SENTENCEPIECE_NAMES = ("pad", "bos", "eos", "unk")  # of FIRST_TOKENS
 SPECIAL_PIECES: dict[str, Any] = {f"{name}_id": i for i, name in enumerate(SENTENCEPIECE_NAMES)}
 SPECIAL_PIECES |= {f"{name}_piece": token for name, token in zip(SENTENCEPIECE_NAMES, FIRST_TOKENS, strict=True)}
