@@ -74,7 +74,11 @@ def load_datasets(
     for name in names:
         with input_errors(str(name.name), Exception):
             # datasets never runs code from a repository; it has no option trust_remote_code
-            loaded.append(dict(datasets.load_dataset(name.name, name.config, **options)))
+            if Path(name.name, "state.json").exists():  # of Dataset.save_to_disk; read without a copy
+                rows = datasets.load_from_disk(name.name)
+                loaded.append({"train": rows.to_iterable_dataset() if options["streaming"] else rows})
+            else:
+                loaded.append(dict(datasets.load_dataset(name.name, name.config, **options)))
         if "train" not in loaded[-1]:
             raise InputError(f"{name.name} has no split 'train'; it has {', '.join(loaded[-1])}")
     if split_off is not None and not any("validation" in splits for splits in loaded):

@@ -170,6 +170,13 @@ def test_changed_data_set_is_tokenized_again(tokenizer, tmp_path):
     assert len(of_streams) == 2
 
 
+@mapped_or_streamed
+def test_a_data_set_saved_to_disk(tmp_path, streaming):
+    datasets.Dataset.from_dict({"text": LINES}).save_to_disk(tmp_path / "saved")
+    args = CorpusArguments(dataset_name=[str(tmp_path / "saved")], validation_split_percentage=0, streaming=streaming)
+    assert all_texts(Corpus(args), "train") == LINES
+
+
 def test_the_token_goes_to_the_hub(monkeypatch):
     received = {}
 
