@@ -52,7 +52,7 @@ def test_from_text_to_two_checkpoints_and_continue(text, tmp_path, sharing):
 
     pair = ["--generator_name_or_path", first / "generator", "--discriminator_name_or_path", first / "discriminator"]
     if sharing == "nes":  # as in Microsoft's release
-        with pytest.raises(SystemExit, match="no generator beside the discriminator .pytorch_model.generator"):
+        with pytest.raises(SystemExit, match="no generator beside the discriminator .*--generator_name_or_path"):
             run_rtd(*pair[2:], *RUN, *common, "--output_dir", second)
         generator = load_file(first / "generator" / "model.safetensors")
         torch.save(generator, first / "discriminator" / "pytorch_model.generator.bin")

@@ -37,7 +37,7 @@ class NewModelArguments:
     """A new model, its tokenizer, and options of downloads."""
 
     config_preset: str | None = flag(None, "Train a new model of a published size.", choices=list(PRESETS))
-    config_name: str | None = flag(None, "Train a new model with this configuration.")
+    config_name: str | None = flag(None, "Train a new model with this configuration; vocab_size is the tokenizer's.")
     config_overrides: str | None = flag(None, "Change fields of the configuration: 'hidden_size=256,pos_att_type=c2p'.")
     emd_steps: int | None = flag(None, "Steps of the enhanced mask decoder; 0 trains without it.")
     tokenizer_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")

@@ -292,7 +292,7 @@ def expand_patterns(patterns: Iterable[str]) -> list[str]:
         matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
         matches = [match for match in matches if not Path(match).is_dir()]
         if not matches:
-            raise InputError(f"no file matches {pattern}")
+            raise InputError(f"no file matches {pattern}; for the files of a folder write 'FOLDER/*'")
         files += matches
     return files
 

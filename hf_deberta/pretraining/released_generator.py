@@ -26,7 +26,8 @@ def load_released_generator(name: str | Path, **options: Any) -> HfDebertaForMas
     """
     hub = {option: options[option] for option in ("cache_dir", "revision", "token") if option in options}
     if not has_file(name, WEIGHTS, **hub):
-        raise InputError(f"{name} has no generator beside the discriminator ({WEIGHTS}): name another checkpoint")
+        way_out = "name another checkpoint, or in pretraining add --generator_name_or_path"
+        raise InputError(f"{name} has no generator beside the discriminator ({WEIGHTS}): {way_out}")
     if has_file(name, CONFIG, **hub):
         config = HfDebertaConfig.from_pretrained(str(cached_file(name, CONFIG, **hub)), **options)
     else:

@@ -269,8 +269,9 @@ def test_a_stream_that_is_not_utf8_is_named(tmp_path, tokenizer, trains_tokenize
 
 
 def test_bad_files(tmp_path, text_file):
-    with pytest.raises(InputError, match=r"no file matches .*nothing\*.txt"):
-        corpus_of(tmp_path / "nothing*.txt")
+    for name in ("nothing*.txt", "."):
+        with pytest.raises(InputError, match=r"no file matches .*; for the files of a folder write 'FOLDER/\*'"):
+            corpus_of(tmp_path / name)
     table, other = tmp_path / "a.csv", tmp_path / "a.tsv"  # their columns are separated differently
     table.write_text("text\nx\n")
     other.write_text("text\nx\n")
