@@ -33,7 +33,7 @@ from hf_deberta.training.integrity import (
     find_truncated_files,
     write_manifest,
 )
-from hf_deberta.training.json_files import atomic_write, read_json_object, write_json
+from hf_deberta.training.json_files import atomic_write, read_fields, write_json
 from hf_deberta.training.processes import in_main_process
 
 # push_to_hub ignores names that start with an underscore
@@ -207,8 +207,8 @@ class AtomicCheckpointsMixin(Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         path, combined_path = folder / f"{split}_results.json", folder / "all_results.json"
         if combined:
-            replaced = _read_metrics(path).keys() - {"epoch"}  # of all splits
-            kept = {name: value for name, value in _read_metrics(combined_path).items() if name not in replaced}
+            replaced = read_fields(path).keys() - {"epoch"}  # of all splits
+            kept = {name: value for name, value in read_fields(combined_path).items() if name not in replaced}
             write_json(combined_path, dict(sorted({**kept, **metrics}.items())))
         write_json(path, dict(sorted(metrics.items())))
 
@@ -225,10 +225,6 @@ class AtomicCheckpointsMixin(Trainer):
             yield
         finally:
             plugin.set_state_dict_type(previous)  # checkpoints are saved and loaded with this type
-
-
-def _read_metrics(path: Path) -> dict[str, float]:
-    return read_json_object(path) if path.exists() else {}
 
 
 def resume_choice(arguments: TrainingArguments) -> str:

@@ -24,6 +24,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_fields(*paths: Path) -> dict[str, Any]:
+    """Read the fields of JSON objects, of the last one that has a field; files that do not exist have none."""
+    return {name: value for path in paths if path.exists() for name, value in read_json_object(path).items()}
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     with atomic_write(path) as unfinished:
         unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -14,7 +14,7 @@ from transformers.modelcard import TrainingSummary
 
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.model.pretrained_model import write_model_card
-from hf_deberta.training.json_files import atomic_write, read_json_object
+from hf_deberta.training.json_files import atomic_write, read_fields
 
 # Python that uses a model, by the end of its class name: "{name}" is the folder or the name on the Hub
 PIPELINE = "from transformers import pipeline"
@@ -30,6 +30,7 @@ USES = {
     ),
     "CausalLM": (PIPELINE, 'pipeline("text-generation", "{name}")({text})'),
 }
+SETTINGS = ("tokenizer_config.json", "config.json")  # of a model
 LABELLED = ("SequenceClassification']", "TokenClassification']")  # ends of a list of one class
 TIMINGS = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
 
@@ -60,7 +61,7 @@ def write_training_card(
     if base_card.is_file():  # a local folder: its licence and base model hold for this model too
         inherited = ModelCard.load(base_card, ignore_metadata_errors=True).data
         fields |= {"license": inherited.get("license"), "finetuned_from": inherited.get("base_model")}
-    loading, settings = None, read_settings(path.parent)
+    loading, settings = None, read_fields(*(path.with_name(name) for name in SETTINGS))
     if settings["model_type"] == HfDebertaConfig.model_type:
         path.unlink(missing_ok=True)
         config = HfDebertaConfig.from_pretrained(path.parent)
@@ -88,19 +89,12 @@ def write_training_card(
 
 def read_results(folder: Path) -> dict[str, float]:
     """Read the metrics of all_results.json, without timings, by the names that Trainer's cards use."""
-    path = folder / "all_results.json"
-    results = read_json_object(path) if path.exists() else {}
-    return {name.removeprefix("eval_"): value for name, value in results.items() if not name.endswith(TIMINGS)}
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the fields of config.json, and of tokenizer_config.json if there is one."""
-    paths = (folder / "tokenizer_config.json", folder / "config.json")
-    return {name: value for path in paths if path.exists() for name, value in read_json_object(path).items()}
+    results = read_fields(folder / "all_results.json").items()
+    return {name.removeprefix("eval_"): value for name, value in results if not name.endswith(TIMINGS)}
 
 
 def how_to_use(settings: dict[str, Any], name: str) -> tuple[list[str], str]:
-    """Return imports, and an expression that uses the model with the fields of `read_settings`; "" if none."""
+    """Return imports, and an expression that uses the model with the fields of SETTINGS; "" if none."""
     head = (settings.get("architectures") or [""])[0].partition("For")[2]
     columns = (settings.get("fine_tuning_flags") or {}).get("text_column_names") or ()
     text = '{"text": "A text", "text_pair": "Another"}' if len(columns) == 2 else '"A text"'
@@ -139,7 +133,7 @@ def describe_output(folder: Path, script: str) -> str:
     predictions = sorted(path.name for path in folder.glob("predictions*.csv"))
     has_model = any(folder.glob("model*.safetensors"))
     others = [name for name in ("all_results.json", "seeds.json", "README.md") if (folder / name).is_file()]
-    settings = read_settings(folder) if has_model else {}
+    settings = read_fields(*(folder / name for name in SETTINGS)) if has_model else {}
     written = [*["model"] * has_model, *models, *predictions, *others]
     imports, expression = how_to_use(settings, str(folder))
     if models:

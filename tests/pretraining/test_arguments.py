@@ -5,12 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.pretraining.arguments import (
-    NewModelArguments,
-    check_model_fits,
-    make_rows,
-    parse_overrides,
-)
+from hf_deberta.pretraining.arguments import NewModelArguments, check_model_fits, make_rows, parse_overrides
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
