@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, TrainingArguments, set_seed
@@ -154,12 +154,7 @@ class PretrainingArguments(RunArguments):
         "paper: the settings that the papers print for --config_preset; released: those of the released "
         "scripts; modern: those of newer encoders. With :MODEL those of another model. Any flag overrides the recipe.",
     )
-
-    def __post_init__(self) -> None:
-        for name in ("label_smoothing_factor", "train_sampling_strategy"):
-            if (value := getattr(self, name)) != getattr(TrainingArguments, name):
-                raise InputError(f"{as_words(name, value)} is not supported in pretraining: leave it out")
-        super().__post_init__()
+    fixed_flags: ClassVar = (*RunArguments.fixed_flags, "label_smoothing_factor", "train_sampling_strategy")
 
 
 def run_pretraining(

@@ -93,7 +93,7 @@ class LanguageModelTrainer(PretrainingTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             if self.objective != "joint":
-                logs["perplexity"] = perplexity(logs["loss"])
+                logs["perplexity"] = math.exp(min(logs["loss"], 700))
             correct, number = self.accelerator.reduce(self.counts.float(), "sum").tolist()
             self.counts.zero_()
             if number:
@@ -140,7 +140,7 @@ class LanguageModelTrainer(PretrainingTrainer):
             prefix = "causal_" if self.objective == "joint" and name == "causal" else ""
             number = max(number, 1)
             metrics["loss"] += loss / number
-            metrics |= {f"{name}_accuracy": correct / number, f"{prefix}perplexity": perplexity(loss / number)}
+            metrics |= {f"{name}_accuracy": correct / number, f"{prefix}perplexity": math.exp(min(loss / number, 700))}
         return metrics
 
 
@@ -148,7 +148,3 @@ def predicted_labels(name: str, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the label that each position [B, N] predicts: its own, or with "causal" that of the next token."""
     labels = inputs["labels"]
     return labels if name == "masked" else functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-
-
-def perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else float("inf")

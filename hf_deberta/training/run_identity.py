@@ -105,7 +105,7 @@ class RunArguments(TrainingArguments):
                 os.environ.setdefault(f"ACCELERATE_DYNAMO_{name}", "true")
         for name in self.fixed_flags:
             if (value := getattr(self, name)) != getattr(RunArguments, name):
-                raise InputError(f"--{name} {value} is not supported, since evaluation would fail: leave it out")
+                raise InputError(f"--{name} {value} is not supported in this script: leave it out")
         if self.do_train and self.max_steps < 1 and not (self.max_steps == -1 and self.num_train_epochs > 0):
             raise InputError(
                 f"--max_steps {self.max_steps} with --num_train_epochs {self.num_train_epochs} trains nothing: "
