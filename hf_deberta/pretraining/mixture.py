@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_type_hints
 
 import datasets
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, Features, IterableDataset, Value
 from transformers.utils import logging
 
 from hf_deberta.training.errors import InputError, input_errors
@@ -66,14 +66,13 @@ def load_datasets(
     Args:
         text_column: the only column that is kept of several data sets.
         stopping_strategy: of `datasets.interleave_datasets`.
-        options: keyword arguments of `datasets.load_dataset`.
+        options: keyword arguments of `datasets.load_dataset`, which never runs code from a repository.
         split_off: divides training documents if there is no split "validation", before some are repeated.
         max_eval_samples: several data sets have equal shares of so many documents to evaluate on.
     """
     loaded = []
     for name in names:
         with input_errors(str(name.name), Exception):
-            # datasets never runs code from a repository; it has no option trust_remote_code
             if Path(name.name, "state.json").exists():  # of Dataset.save_to_disk; read without a copy
                 rows = datasets.load_from_disk(name.name)
                 loaded.append({"train": rows.to_iterable_dataset() if options["streaming"] else rows})
@@ -88,7 +87,9 @@ def load_datasets(
     for name, splits in zip(names, loaded, strict=True):
         for split, documents in splits.items():
             with input_errors(f"{name.name}, {split} documents (--text_column)", ValueError):
-                splits[split] = documents.select_columns([text_column])
+                splits[split] = text = documents.select_columns([text_column])
+                if text.features == Features({text_column: Value("large_string")}):  # of Polars
+                    splits[split] = text.map(dict, features=Features({text_column: Value("string")}))  # streams too
     mixed = {"train": interleave(names, [splits["train"] for splits in loaded], stopping_strategy)}
     for split in ("validation", "test"):
         if parts := [splits[split] for splits in loaded if split in splits]:

@@ -45,10 +45,11 @@ def hub(monkeypatch):
 
     def load_dataset(name, config, streaming=False, **options):
         column = "content" if name == "other column" else "text"
+        text = datasets.Value("large_string" if name == "small" else "string")  # as Polars writes texts, and others
         splits = {
-            split: datasets.Dataset.from_dict(
-                {column: [f"{name} {config} {split} {row}" for row in range(number)], "id": [0] * number}
-            )
+            split: datasets.Dataset.from_list(
+                [{column: f"{name} {config} {split} {row}", "id": 0} for row in range(number)]
+            ).cast_column(column, text)
             for split, number in SPLITS[name].items()
         }
         return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streaming else splits
