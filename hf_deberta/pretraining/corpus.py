@@ -58,8 +58,7 @@ class CorpusArguments:
     )
     dataset_config_name: str | None = flag(None, "Configuration of datasets that name none.")
     stopping_strategy: str = flag(
-        "first_exhausted",
-        f"When several datasets end, as in datasets.interleave_datasets: {', '.join(STOPPING_STRATEGIES)}.",
+        "first_exhausted", "When several end, as in datasets.interleave_datasets.", choices=list(STOPPING_STRATEGIES)
     )
     train_file: list[str] | None = flag(
         None, "Text files (txt) or tables (jsonl, csv, tsv, parquet), or patterns of them."
