@@ -118,9 +118,9 @@ def _mark_carriage_returns(line: str) -> str:
 def _csv_rows(file: str | Path) -> Iterator[dict[str, Any]]:
     records = csv_records(file)
     _, header = next(records, (0, []))
-    if len(set(header)) < len(header):
-        raise InputError(f"{file}: the header has the column {max(header, key=header.count)!r} more than once")
     names = [name or f"Unnamed: {number}" for number, name in enumerate(header)]  # as in pandas
+    if len(set(names)) < len(names):
+        raise InputError(f"{file}: the header has the column {max(names, key=names.count)!r} more than once")
     for number, fields in records:
         if len(fields) > len(names):
             raise InputError(f"{file}, line {number} has {len(fields)} fields, and the header {len(names)}")

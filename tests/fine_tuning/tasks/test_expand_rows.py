@@ -22,9 +22,9 @@ from hf_deberta.training.data_files import Source, read_table
 )
 def test_columns_of_csv_are_numbers_where_a_task_asks_for_them(tmp_path, fields, kind, values):
     path = tmp_path / "a.csv"
-    path.write_text(',"b\nb"\n' + "".join(f"{field},x\n" for field in fields))
+    path.write_text(',"b\nb",\n' + "".join(f"{field},x,\n" for field in fields))  # as Excel ends lines
     rows = read_table(path)
-    assert rows.column_names == ["Unnamed: 0", "b\nb"]
+    assert rows.column_names == ["Unnamed: 0", "b\nb", "Unnamed: 2"]
     assert rows["Unnamed: 0"][:] == [field or None for field in fields]
     assert number_type(rows, "Unnamed: 0") == kind
     assert with_numbers(rows, ["Unnamed: 0"], Source("train", {"a.jsonl": 3})) is rows
