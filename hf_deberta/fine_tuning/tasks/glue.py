@@ -232,10 +232,11 @@ def _is_text(feature: Any) -> bool:
 
 
 def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
-    """Return the sorted label names; numbers that count from 0 become LABEL_0, LABEL_1, ..."""
+    """Return the sorted label names; whole numbers that count from 0 become LABEL_0, LABEL_1, ..."""
     if hasattr(feature, "names"):
         return tuple(feature.names)
     labels = sorted(value for value in set(values) if value is not None)
+    labels = [int(label) if isinstance(label, float) and label.is_integer() else label for label in labels]
     counts_from_zero = all(type(label) is int for label in labels) and labels == list(range(len(labels)))
     return tuple(f"LABEL_{label}" if counts_from_zero else str(label) for label in labels)
 

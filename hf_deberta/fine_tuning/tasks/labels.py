@@ -98,7 +98,7 @@ class LabelReader:
         numbers: Sequence[int | None] = [in_any_case.get(name, in_any_case.get(name.lower())) for name in self.names]
         self.names_are_known = any(number is not None for number in numbers)
         if not self.names_are_known:
-            are_names = not self.names and any(label.lstrip("-").isdigit() for label in labels)
+            are_names = not self.names and any(isfinite(as_number(label)) for label in labels)
             numbers = range(0 if are_names else len(labels))
         by_number = {str(number): of_task for number, of_task in enumerate(numbers)}
         self.by_text = {**self.by_name, **by_number}  # as a csv file has them
