@@ -54,10 +54,12 @@ def main(args: argparse.Namespace) -> int:
         if targets is None:
             print(f"{file}: no metrics, as no --label_column_name has the label of each row")
         else:
-            metrics[file] = {
-                run: compute_metric("glue", "multi_label", predictions=of_run.chosen(), references=targets)
-                for run, of_run in predictions.items()
-            }
+            metrics[file] = {}
+            for run, of_run in predictions.items():
+                chosen = of_run.chosen()
+                counted = multi_label | chosen.any(0) | targets.any(0)  # f1 of one label each leaves out absent classes
+                both = {"predictions": chosen[:, counted], "references": targets[:, counted]}
+                metrics[file][run] = compute_metric("glue", "multi_label", **both)
             print(file, DataFrame(metrics[file]).T.to_string(float_format="%.4f"), sep="\n")
         write_predicted_rows(args.output_dir / file.removesuffix(".jsonl"), rows, predictions["ensemble"].columns())
     write_json(args.output_dir / "ensemble.json", {"runs": [*map(str, args.runs)], "metrics": metrics})
