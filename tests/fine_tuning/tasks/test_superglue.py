@@ -107,6 +107,7 @@ def test_inputs_of_a_classifier(tokenizer, name, pair):
     assert features[0]["input_ids"] == tokenizer(*pair)["input_ids"]
     assert (np.array(features["labels"]) == task.targets("train")).all()
     assert features.features["labels"].dtype == "int64"
+    assert len(task.model_args.reading_flags["text_column_names"]) == 2  # its card shows how to use it with a pair
 
 
 def test_choices_are_in_the_order_of_events(tokenizer):
