@@ -37,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
     files = sorted(path.name for path in args.runs[0].glob("predictions*.jsonl"))
     if not files or len(set(args.runs)) < 2:
         raise InputError(f"name two runs or more with predictions*.jsonl, not {' '.join(map(str, args.runs))}")
-    metrics = {}
+    metrics: dict[str, dict] = {}
     for file in files:
         tables = {str(run): read_table(run / file) for run in args.runs}
         require_same_rows(tables, file)

@@ -146,10 +146,8 @@ def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], di
 
 def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
     """Print the statistics over seeds, write seeds.json, and copy the files of the best model to `folder`."""
-    frame = DataFrame.from_dict(metrics, orient="index")
-    summary = frame.filter(regex="^eval_(?!.*({}))".format("|".join(TIMINGS))).agg(
-        ["median", "mean", "std", "min", "max"]
-    )
+    frame = DataFrame.from_dict(metrics, orient="index").filter(regex=f"^eval_(?!.*({'|'.join(TIMINGS)}))")
+    summary = frame.agg(["median", "mean", "std", "min", "max"])
     print(f"\n{len(metrics)} seeds", summary.T.to_string(float_format="%.4f"), sep="\n")
     best = (max if greater_is_better else min)(metrics, key=lambda seed: metrics[seed][metric])
     for path in sorted((folder / f"seed-{best}").iterdir()):

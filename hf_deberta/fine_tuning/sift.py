@@ -55,10 +55,9 @@ class SiftArguments:
     )
 
     def __post_init__(self) -> None:
-        if self.sift_loss not in LOSSES:
-            raise InputError(f"sift_loss must be one of {', '.join(LOSSES)}, not {self.sift_loss!r}")
-        if self.sift_dropout not in DROPOUTS:
-            raise InputError(f"sift_dropout must be one of {', '.join(DROPOUTS)}, not {self.sift_dropout!r}")
+        for name, choices in (("sift_loss", LOSSES), ("sift_dropout", DROPOUTS)):
+            if getattr(self, name) not in choices:
+                raise InputError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if self.sift_lambda < 0:
             raise InputError(f"sift_lambda must not be negative, not {self.sift_lambda}")
         for name in ("sift_learning_rate", "sift_init_perturbation"):

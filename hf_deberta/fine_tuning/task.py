@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from datasets import Dataset
@@ -42,9 +42,7 @@ class LabelPredictions:
     multi_label: bool = False
 
     @classmethod
-    def from_logits(
-        cls, logits: np.ndarray, labels: tuple[str, ...] | None, multi_label: bool = False
-    ) -> "LabelPredictions":
+    def from_logits(cls, logits: np.ndarray, labels: tuple[str, ...] | None, multi_label: bool = False) -> Self:
         if labels is None:
             return cls(logits, None)
         logits = logits.astype(np.float64)
@@ -149,11 +147,9 @@ class Task:
     @cached_property
     def model_labels(self) -> tuple[str, ...] | None:
         """The labels in the model's order, which is that of the checkpoint if it has the same ones."""
-        return (
-            None
-            if self.labels is None
-            else labels_in_checkpoint_order(self.labels, self.model_args, self.args.do_train)
-        )
+        if self.labels is None:
+            return None
+        return labels_in_checkpoint_order(self.labels, self.model_args, self.args.do_train)
 
     def config_fields(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that the head needs."""

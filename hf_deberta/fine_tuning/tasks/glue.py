@@ -372,8 +372,7 @@ class Classification(Task):
         if self.labels is None or predictions.labels is None:
             return compute(predictions=predictions.values, references=targets)
         if self.task.multi_label:
-            order = [predictions.labels.index(label) for label in self.labels]
-            return compute(predictions=predictions.chosen()[:, order], references=targets.astype(int))
+            return compute(predictions=predictions.chosen(), references=self.model_targets(split).astype(int))
         return compute(predictions=predictions.numbers(self.labels), references=targets, num_labels=len(self.labels))
 
     def write(self, folder: Path, split: str, predictions: LabelPredictions) -> None:

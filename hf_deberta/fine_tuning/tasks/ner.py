@@ -252,12 +252,10 @@ def label_names(sentences: Iterable[Sentence]) -> list[str]:
 
 def require_known_labels(sentences: Sequence[Sentence], labels: Sequence[str]) -> None:
     """Require that the model has all labels."""
-    unknown = {sentence.row: set(sentence.tags or ()) - set(labels) for sentence in sentences}
-    bad = [row for row, tags in unknown.items() if tags]
-    if bad:
+    if unknown := {s.row: tags for s in sentences if (tags := set(s.tags or ()).difference(labels))}:
         names = ", ".join(sorted(set.union(*unknown.values())))
         text = f"labels that the training data does not have: {names}; it has {', '.join(labels)}"
-        raise RowError(dict.fromkeys(bad, text))
+        raise RowError(dict.fromkeys(unknown, text))
 
 
 # 4. Model inputs

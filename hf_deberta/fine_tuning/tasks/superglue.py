@@ -330,8 +330,7 @@ class SuperGlue(Task):
         super().__init__(model_args, data_args, args)
         self.task = TASKS[data_args.task_name]
         self.labels, self.metric_names = self.task.labels, self.task.metrics
-        texts = [column for column in self.task.columns if column not in NUMBER_COLUMNS]
-        # for those who use the model: the inputs of all tasks are pairs, of some made of other columns
+        texts = [column for column in self.task.columns if column not in NUMBER_COLUMNS]  # all inputs are pairs
         model_args.reading_flags["text_column_names"] = texts if len(texts) == 2 else ["text", "text_pair"]
 
     def name_of(self, split: str) -> str:
