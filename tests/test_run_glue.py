@@ -204,6 +204,7 @@ MULTI_LABEL = glue.GlueTask("multi_label", ("text",), ("a", "b"))
 @pytest.mark.parametrize(
     ("task", "labels", "labelled"),
     [
+        (SENTENCE, [0, 1], True),
         (SENTENCE, [0, -1], False),
         (REGRESSION, [1.5, -1.5, -1.0], True),
         (REGRESSION, [-1.0, -1.0], False),

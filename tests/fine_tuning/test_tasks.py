@@ -20,7 +20,7 @@ from hf_deberta.demos import review_rows
 from hf_deberta.fine_tuning import run
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
-from hf_deberta.fine_tuning.task import LabelPredictions, Task
+from hf_deberta.fine_tuning.task import LabelPredictions
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities
 from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
@@ -56,17 +56,6 @@ def test_numbers_are_positive(flag):
 )
 def test_the_task_in_the_table_of_recipes(task, flags, name):
     assert task.recipe_name(Namespace(**flags)) == name
-
-
-@pytest.mark.parametrize(
-    ("labels", "targets", "expected"),
-    [(("no", "yes"), [0, 1], True), (("no", "yes"), [0, -1], False), (None, [-0.5, 2.0], True)],
-)
-def test_a_task_has_labels_where_no_class_is_missing(labels, targets, expected):
-    """Numbers of a regression may be negative."""
-    task = Task(None, DataArguments(), Namespace())
-    task.labels, task.targets_of_split = labels, {"validation": np.array(targets)}
-    assert task.has_labels("validation") == expected
 
 
 def test_inputs_are_not_pushed_to_the_hub(tmp_path):

@@ -282,8 +282,13 @@ def require_text_columns(rows: Dataset, columns: Sequence[str], source: Source, 
 
 
 def require_names_or_numbers(rows: Dataset, column: str) -> None:
-    """Refuse a few other words among numbers, such as "n/a", which would make a class of each number."""
+    """Refuse texts that would make a class of each number or list: "1,5", "[2, 3]", a few words among numbers."""
     labels = rows[column][:]
+    if all(re.fullmatch(r"\[.*\]|-?\d+,\d+", label) for label in labels):
+        raise InputError(
+            f"the labels in the column {column!r} are such as {labels[0]!r}: write lists to jsonl or parquet, and "
+            "numbers with a point; if these are names of classes, add --do_regression false"
+        )
     odd = {row: label for row, label in enumerate(labels) if not isfinite(as_number(label))}
     if 0 < len(odd) <= MAX_SHARE_OF_ODD_LABELS * len(labels):
         values = listed(sorted(set(map(short_repr, odd.values()))))

@@ -71,6 +71,7 @@ def texts(*labels) -> dict[str, list]:
         (texts(0.5, 2.0), {}, ("text",), None),
         (texts(1, 5), {"regression": True}, ("text",), None),
         (texts(1.0, 2.0), {"regression": False}, ("text",), ("1", "2")),
+        (texts("1,5", "2,0"), {"regression": False}, ("text",), ("1,5", "2,0")),
         (class_labels([1], ["bad", "good"]), {}, ("text",), ("bad", "good")),
         ({"id": ["x", "y"], **texts("a", "b")}, {"columns": ["id"]}, ("id",), ("a", "b")),
         (texts(["red"], []), {}, ("text",), ("red",)),
@@ -260,6 +261,8 @@ def test_rows_that_do_not_fit_the_task(encode, task, data, split, message):
         (texts([1], [0, 1, 0]), {}, r"\[0, 1, 0\]"),
         (texts([0, 1], [1, 0]), {}, r"\[0, 1\]"),
         (texts([0.0, 1.0]), {}, "lists of names or integers"),
+        (texts("[]", "['red', 'old']"), {}, "'label' are such as '\\[\\]': write lists to jsonl"),
+        (texts("1,5", "-2,0"), {}, "'1,5': .*numbers with a point; .*--do_regression false"),
     ],
 )
 def test_rows_without_a_task(data, options, message):
