@@ -228,7 +228,7 @@ def choose_text_columns(rows: Dataset, source: Source, label_column: str) -> tup
 
 
 def _is_text(feature: Any) -> bool:
-    return getattr(feature, "dtype", None) in ("string", "large_string")
+    return getattr(feature, "dtype", None) in ("string", "large_string", "string_view")
 
 
 def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:

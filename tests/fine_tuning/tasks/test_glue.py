@@ -107,6 +107,12 @@ def test_ambiguous_text_columns(columns):
         glue.choose_text_columns(data, Source("train"), "label")
 
 
+@pytest.mark.parametrize("kind", ["large_string", "string_view"])
+def test_columns_of_other_kinds_of_strings(kind):
+    task = infer(rows(**texts("yes", "no")).cast(Features({"text": Value(kind), "label": Value(kind)})))
+    assert (task.columns, task.labels) == (("text",), ("no", "yes"))
+
+
 def test_labels_that_may_be_mistakes(caplog):
     """Whole decimals give a warning."""
     assert infer(texts(0.0, 1.0)).labels is None and "--do_regression false" in caplog.text
