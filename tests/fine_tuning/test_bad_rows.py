@@ -116,7 +116,8 @@ def test_marks_of_documents_are_rows_of_the_file(tmp_path, caplog):
     write(tmp_path, "train.jsonl", WORDS)
     write(tmp_path, "validation.jsonl", [mark, WORDS[0], mark, *WORDS[1:]], {5: {"ner_tags": ["B-LOC", "O"]}})
     task = read(tmp_path, NamedEntities)
-    assert "validation.jsonl, row 5: labels that the training data does not have: B-LOC" in caplog.text
+    assert "row 5: labels that the training data does not have: B-LOC" in caplog.text
+    assert "; test rows need none" in caplog.text
     assert len(task.rows["validation"]) == len(task.original_rows["validation"]) == 5
 
 

@@ -6,14 +6,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 from datasets import Dataset
-from fine_tuning_models import (
-    CPU,
-    read_predicted_rows,
-    results,
-    run_script,
-    save_models,
-    write_json_lines,
-)
+from fine_tuning_models import CPU, read_predicted_rows, results, run_script, save_models, write_json_lines
 from own_task import Urgency
 
 from hf_deberta.demos import review_rows

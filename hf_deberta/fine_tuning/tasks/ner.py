@@ -254,7 +254,7 @@ def require_known_labels(sentences: Sequence[Sentence], labels: Sequence[str]) -
     """Require that the model has all labels."""
     if unknown := {s.row: tags for s in sentences if (tags := set(s.tags or ()).difference(labels))}:
         names = ", ".join(sorted(set.union(*unknown.values())))
-        text = f"labels that the training data does not have: {names}; it has {', '.join(labels)}"
+        text = f"labels that the training data does not have: {names}; it has {', '.join(labels)}; test rows need none"
         raise RowError(dict.fromkeys(unknown, text))
 
 
