@@ -88,9 +88,12 @@ def write_training_card(
 
 
 def read_results(folder: Path) -> dict[str, float]:
-    """Read the metrics of all_results.json, without timings, by the names that Trainer's cards use."""
-    results = read_fields(folder / "all_results.json").items()
-    return {name.removeprefix("eval_"): value for name, value in results if not name.endswith(TIMINGS)}
+    """Read the metrics of all_results.json but those of training, by the names that Trainer's cards use."""
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in read_fields(folder / "all_results.json").items()
+        if not name.startswith("train_") and not name.endswith(TIMINGS)
+    }
 
 
 def how_to_use(settings: dict[str, Any], name: str) -> tuple[list[str], str]:

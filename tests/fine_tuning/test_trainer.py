@@ -148,7 +148,7 @@ def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path)
     again.write_card_and_push()
     text = card.read_text()
     assert "## Training" in text and "- seed: 7" in text and "predict_accuracy: 0.75" in text
-    assert "predict_runtime" not in text
+    assert "predict_runtime" not in text and "train_loss" not in text
     card.write_text(card.read_text() + "by hand")
     finished = make_trainer(arguments(tmp_path, seed=7))
     finished.train_and_evaluate()
