@@ -103,9 +103,8 @@ def describe_memory(model: PreTrainedModel, batch: int, tokens: int) -> dict[str
 def saved_by_one_layer(model: PreTrainedModel, batch: int, tokens: int) -> int:
     """Return the bytes that a layer saves for its backward pass, without its weights; nothing is allocated."""
     encoder_model: Any = model.base_model
-    embeddings = torch.zeros(batch, tokens, model.config.hidden_size, device="meta")
-    layout = encoder_model.batch_layout(inputs_embeds=embeddings)
-    states = encoder_model.embeddings(None, None, layout, embeddings)
+    states = torch.zeros(batch, tokens, model.config.hidden_size, device="meta", requires_grad=True)
+    layout = encoder_model.batch_layout(torch.zeros(batch, tokens, dtype=torch.long, device="meta"))
     table, layout = encoder_model.encoder.position_table(layout)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}
@@ -116,7 +115,7 @@ def saved_by_one_layer(model: PreTrainedModel, batch: int, tokens: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        encoder_model.encoder.layer[-1](states.detach().requires_grad_(), table, layout)
+        encoder_model.encoder.layer[-1](states, table, layout)
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 

@@ -75,8 +75,9 @@ def test_the_backend_has_a_reason(monkeypatch):
 
 
 def test_activations_grow_with_the_batch():
+    fields = {"position_biased_input": True, "embedding_size": 16, "emd_steps": 0}
     with torch.device("meta"):
-        model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
-    one, two = (inspect_checkpoint.saved_by_one_layer(model, batch, 64) for batch in (1, 2))
+        model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", **fields))
+    one, two = (inspect_checkpoint.saved_by_one_layer(model, batch, 100) for batch in (1, 2))  # it has 64 positions
     assert one > 4 * 64 * 32  # more than the hidden states
     assert two == pytest.approx(2 * one, rel=0.2)  # what belongs to the position table does not grow
