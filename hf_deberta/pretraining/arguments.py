@@ -156,6 +156,11 @@ class PretrainingArguments(RunArguments):
     )
     fixed_flags: ClassVar = (*RunArguments.fixed_flags, "label_smoothing_factor", "train_sampling_strategy")
 
+    def __post_init__(self) -> None:
+        if self.greater_is_better is None and str(self.metric_for_best_model).endswith("perplexity"):
+            self.greater_is_better = False
+        super().__post_init__()
+
 
 def run_pretraining(
     objective: str,

@@ -22,6 +22,10 @@ def logged(run: LanguageModelTrainer) -> list[dict]:
     return [entry for entry in run.state.log_history if "loss" in entry]
 
 
+def test_the_best_perplexity_is_the_lowest():
+    assert PretrainingArguments(use_cpu=True, metric_for_best_model="perplexity").greater_is_better is False
+
+
 @pytest.mark.parametrize("objective", LOSSES)
 def test_evaluation_is_the_mean_over_tokens(tmp_path, objective):
     run = trainer(tmp_path, objective, per_device_eval_batch_size=3)
