@@ -10,8 +10,6 @@ from hf_deberta.training.errors import InputError, input_errors
 
 MODEL_HELP = "a folder, or a name on the Hub: an official DeBERTa, one of Transformers, or one of hf_deberta"
 HEADS_OF_OFFICIAL_FILES = ("HfDebertaForPreTraining", "HfDebertaForMaskedLM", "HfDebertaModel")
-# Official files name no class, and exports for Transformers that of the encoder where it has no class with the head.
-NAMES_WITHOUT_HEAD = (None, "DebertaModel", "DebertaV2Model")
 CHECKPOINT_ERRORS = (OSError, ValueError, pickle.UnpicklingError)
 MODEL_TYPES = {"hf_deberta": "hf_deberta", "deberta": "v1", "deberta-v2": "v2 or v3"}
 
@@ -28,11 +26,11 @@ def read_fields(name: str) -> dict[str, Any]:
 def class_candidates(name: str, architecture: str | None = None) -> tuple[str, ...]:
     """Return the class names of hf_deberta that may hold the weights, the best first.
 
-    Transformers' classes have heads of the same names: DebertaV2ForTokenClassification.
+    Official files name no class; Transformers' classes have heads of the same names: DebertaV2ForTokenClassification.
     """
     if architecture is None:
         (architecture,) = read_fields(name).get("architectures") or [None]
-        if architecture in NAMES_WITHOUT_HEAD:
+        if architecture in (None, "DebertaModel", "DebertaV2Model"):  # exports may have a head that Transformers lacks
             return HEADS_OF_OFFICIAL_FILES
         architecture = "HfDeberta" + architecture.removeprefix("Hf").removeprefix("Deberta").removeprefix("V2")
     classes = [name for name in hf_deberta.__all__ if name.startswith(("HfDebertaFor", "HfDebertaModel"))]

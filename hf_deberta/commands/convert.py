@@ -47,8 +47,7 @@ def write_tokenizer(source: str, folder: Path, to: str) -> str:
         files = [Path(source) / name for name in OFFICIAL_TOKENIZERS if (Path(source) / name).exists()]
         for file in files:
             shutil.copy(file, folder)
-        names = " or ".join(OFFICIAL_TOKENIZERS)
-        return f"with {files[0].name}" if files else f"without a tokenizer: add the {names} of the release yourself"
+        return f"with {files[0].name}" if files else f"without a tokenizer: add {' or '.join(OFFICIAL_TOKENIZERS)}"
     try:
         HfDebertaTokenizer.from_pretrained(source).save_pretrained(folder)
     except (OSError, ValueError) as error:

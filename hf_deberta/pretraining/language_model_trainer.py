@@ -52,13 +52,12 @@ class LanguageModelTrainer(PretrainingTrainer):
         """Return the model's inputs for each loss of the objective."""
         if self.objective != "joint":
             return {LOSSES[self.objective][0]: inputs}
-        masked = {**inputs, "causal": False}
         originals = torch.where(inputs["labels"] == IGNORED, inputs["input_ids"], inputs["labels"])
-        labels = originals.masked_fill(originals.eq(self.model.config.pad_token_id), IGNORED)
-        positions = inputs.get("position_ids", torch.arange(labels.shape[1], device=labels.device))
-        labels = labels.masked_fill(positions == 0, IGNORED)  # the first token of a document is not predicted
-        most = {"max_predictions_per_row": labels.shape[1]}
-        return {"masked": masked, "causal": {**inputs, **most, "input_ids": originals, "labels": labels}}
+        positions = inputs.get("position_ids", torch.arange(originals.shape[1], device=originals.device))
+        unpredicted = originals.eq(self.model.config.pad_token_id) | (positions == 0)  # and a document's first token
+        labels = originals.masked_fill(unpredicted, IGNORED)
+        causal = {"input_ids": originals, "labels": labels, "max_predictions_per_row": labels.shape[1]}
+        return {"masked": {**inputs, "causal": False}, "causal": {**inputs, **causal}}
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Count the labels of each loss: a tensor [2] for the joint objective."""

@@ -118,7 +118,6 @@ class Masking:
         number = max(1, round(len(ids) * self.mlm_probability))
         masked, labels = ids.astype(np.int64), np.full(len(ids), IGNORED, dtype=np.int64)
         all_ids = range(len(vocabulary.special))  # including special tokens, as released
-
         for position in official_positions(units, number, int(1 / self.mlm_probability), self.max_ngram, rng):
             labels[position] = ids[position]
             draw = rng.random()

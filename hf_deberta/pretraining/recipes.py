@@ -97,9 +97,8 @@ DEFAULT_ROWS = {
     ("modern", "mlm", "new"): "modernbert-base",
     ("modern", "rtd", "new"): "v3-base",
 }
-# every flag that a complete row sets besides the batch
+# every flag that a complete row sets besides the batch, and for RTD rtd_weight
 COMPLETE = {"learning_rate", "warmup_steps", "max_steps", "adam_beta2", *REST}
-COMPLETE_RTD = COMPLETE | {"rtd_weight"}
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def find_recipe(source: str, objective: str, model: str | None) -> Recipe:
     (rate, batch, warmup, steps), rest, printed_in = rows[model]
     settings = {"learning_rate": rate, "warmup_steps": warmup, "max_steps": steps}
     settings = {name: value for name, value in settings.items() if value is not None} | rest
-    missing = (COMPLETE if objective == "mlm" else COMPLETE_RTD) - settings.keys()
+    missing = COMPLETE.union(["rtd_weight"] * (objective == "rtd")) - settings.keys()
     return Recipe(settings, batch, f"{source} settings of {model} ({printed_in})", tuple(sorted(missing)))
 
 

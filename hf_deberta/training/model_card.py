@@ -89,11 +89,9 @@ def write_training_card(
 
 def read_results(folder: Path) -> dict[str, float]:
     """Read the metrics of all_results.json but those of training, by the names that Trainer's cards use."""
-    return {
-        name.removeprefix("eval_"): value
-        for name, value in read_fields(folder / "all_results.json").items()
-        if not name.startswith("train_") and not name.endswith(TIMINGS)
-    }
+    results = read_fields(folder / "all_results.json")
+    names = [name for name in results if not name.startswith("train_") and not name.endswith(TIMINGS)]
+    return {name.removeprefix("eval_"): results[name] for name in names}
 
 
 def how_to_use(settings: dict[str, Any], name: str) -> tuple[list[str], str]:

@@ -103,9 +103,8 @@ def _layer_scores(
         terms |= position_terms(query, key, positions, row)
     parts = {name: term[0] for name, term in terms.items()}
     visible = layout.attention_mask.visible(length, query.device)
-    everything = torch.ones(length, length, dtype=torch.bool, device=query.device)
-    total = torch.stack(list(parts.values())).sum(0)
-    return LayerScores({**parts, "sum": total}, everything if visible is None else visible[0, 0])
+    parts["sum"] = torch.stack(list(parts.values())).sum(0)
+    return LayerScores(parts, query.new_ones(length, length).bool() if visible is None else visible[0, 0])
 
 
 def tokenize(

@@ -29,7 +29,6 @@ STATES = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensor
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("sharing", ["es", "gdes"])
-@pytest.mark.usefixtures("unpad_tiny_models")
 def test_official_losses_and_gradients(sharing, training):
     case = f"case03c_v3_rtd_{sharing}"
     tensors, official = golden_cases.tensors(case), golden_cases.official_config(case)
@@ -124,9 +123,8 @@ def test_bad_configurations(fields, message):
 
 
 def test_unequal_widths_need_no_sharing():
-    config = HfDebertaRtdConfig(
-        generator=tiny_config(hidden_size=64), discriminator=tiny_config(), embedding_sharing="nes"
-    )
+    fields = {"generator": tiny_config(hidden_size=64), "embedding_sharing": "nes"}
+    config = HfDebertaRtdConfig(discriminator=tiny_config(), **fields)
     assert HfDebertaForRtdPretraining(config)(**batch_of(tiny_rows())).loss > 0
 
 
@@ -169,7 +167,6 @@ def test_only_masked_tokens_are_replaced_by_the_generators_predictions():
 
 
 @pytest.mark.parametrize("variant", ["a hook at the head", "int32", "as if compiled", "config", "a bound of labels"])
-@pytest.mark.usefixtures("unpad_tiny_models")
 def test_other_paths_sample_the_same_tokens(variant, monkeypatch, request):
     """Logits from the head with a hook, or at all positions; int32 ids; as many predictions in each row."""
     batch = batch_of(tiny_rows())
@@ -203,10 +200,9 @@ def test_padding_by_mask_or_by_id():
     assert_same_by_name(same, gradients)
     counts = {name: value for name, value in with_mask.statistics.items() if "loss" not in name}
     assert {name: again.statistics[name] for name in counts} == counts
-    masked, real = rtd_pretraining.masked_and_real_tokens(
-        batch["input_ids"], tiny_labels := batch_of(tiny_rows())["labels"], None, 0
-    )
-    assert torch.equal(real, batch["attention_mask"].bool()) and torch.equal(masked, tiny_labels >= 0)
+    labels = batch_of(tiny_rows())["labels"]
+    masked, real = rtd_pretraining.masked_and_real_tokens(batch["input_ids"], labels, None, 0)
+    assert torch.equal(real, batch["attention_mask"].bool()) and torch.equal(masked, labels >= 0)
 
 
 def test_a_masked_token_may_be_replaced_by_padding():

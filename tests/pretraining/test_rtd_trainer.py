@@ -119,8 +119,6 @@ def test_resumes_to_the_bit(sharing, decoupled, tmp_path):
 
 
 def test_arguments_that_decoupled_training_needs(tmp_path):
-    trainer = trainer_of(tiny_pair(), tmp_path, decoupled=True)
-    assert trainer.args.ddp_find_unused_parameters is True
-    trainer = trainer_of(tiny_pair(), tmp_path, decoupled=True, ddp_find_unused_parameters=False)
-    assert trainer.args.ddp_find_unused_parameters is False
-    assert trainer_of(tiny_pair(), tmp_path).args.ddp_find_unused_parameters is None
+    for decoupled, given, expected in ((True, None, True), (True, False, False), (False, None, None)):
+        trainer = trainer_of(tiny_pair(), tmp_path, decoupled, ddp_find_unused_parameters=given)
+        assert trainer.args.ddp_find_unused_parameters is expected
