@@ -227,7 +227,6 @@ class HfDebertaEncoder(nn.Module):
         super().__init__()
         self.config = config
         self.layer = nn.ModuleList([HfDebertaLayer(config) for _ in range(config.num_hidden_layers)])
-        # the arguments of `rows_of_distances`
         self.distance_parameters = config.max_distance, config.position_buckets, config.clamp_relative_distance
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
@@ -250,7 +249,8 @@ class HfDebertaEncoder(nn.Module):
         embedding = getattr(self, "rel_embeddings", None)
         if embedding is None:
             return None
-        device = embedding.weight.device
+        weight = next(embedding.parameters(), getattr(embedding, "weight", None))  # FSDP may leave no parameter
+        device = getattr(weight, "device", self.rows_of_distance.device)  # a quantized embedding's `weight` is a method
         if self.rows_of_distance.device != device and device.type != "meta":
             self.rows_of_distance = self.rows_of_distance.to(device)
         return TableWindow(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation, self.can_shrink)
