@@ -5,7 +5,7 @@ Two generators:
 `unbiased` (default)  Every word of a row is masked with the same probability. Spans of 1 to `max_ngram` words, with
                       P(n) ~ 1/n, and the unmasked words are arranged at random on a circle. So the number of masked
                       words is exact, and the ends of a row and long words are masked as often as all others.
-                      Where no spaces separate words (Chinese, Thai, DNA), each token is a word.
+                      Each token is a word in scripts without spaces (Chinese, Thai), and in words above 10 tokens.
 `official`            The released generator, for reproduction. Windows of 6n words (at 15 %) hold one span of n words
                       each, from left to right, until 15 % of the row is masked: 1/6 of the words up to there, and none
                       after it. With max_ngram 1 it masks tokens, otherwise whole words.
@@ -31,7 +31,7 @@ from hf_deberta.training.errors import InputError
 
 GENERATORS = ("unbiased", "official")
 UNSPACED_SCRIPTS = ("CJK", "HIRAGANA ", "KATAKANA ", "THAI", "LAO", "KHMER", "MYANMAR")  # as Unicode names letters
-MAX_WORD_LENGTH = 10  # tokens; what is longer has no spaces, such as DNA
+MAX_WORD_LENGTH = 10  # tokens; what is longer is mostly no word: DNA, hashes, numbers
 
 
 @dataclass(frozen=True)
