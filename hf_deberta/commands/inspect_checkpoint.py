@@ -105,7 +105,7 @@ def saved_by_one_layer(model: PreTrainedModel, batch: int, tokens: int) -> int:
     encoder_model: Any = model.base_model
     states = torch.zeros(batch, tokens, model.config.hidden_size, device="meta", requires_grad=True)
     layout = encoder_model.batch_layout(torch.zeros(batch, tokens, dtype=torch.long, device="meta"))
-    table, layout = encoder_model.encoder.position_table(layout)
+    table, layout = encoder_model.encoder.position_table(layout, states.device)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}
 

@@ -198,13 +198,15 @@ class GraphEncoder(HfDebertaEncoder):
         nn.Module.__init__(self)
         self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
         self.distance_parameters = encoder.distance_parameters
-        window = encoder.whole_table()
+        window = encoder.whole_table(next(encoder.parameters()).device)
         table, _ = position_table(encoder, window, LONGEST_TEXT)
         self.reach = 0 if window is None else window.saturation
         for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, window)
 
-    def position_table(self, layout: BatchLayout) -> tuple[GraphLayout, BatchLayout]:  # type: ignore[override]
+    def position_table(  # type: ignore[override]
+        self, layout: BatchLayout, device: torch.device
+    ) -> tuple[GraphLayout, BatchLayout]:
         return graph_layout_of(layout, self.reach), layout
 
 

@@ -278,7 +278,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         encoder = self.deberta.encoder
         absolute = self.deberta.embeddings.absolute_embeddings(layout)
         query_states, layout = gather_positions(states + absolute, query_positions), layout.for_queries(query_positions)
-        table, layout = encoder.position_table(layout)
+        table, layout = encoder.position_table(layout, states.device)
         return encoder.layer[-1](states, table, layout, query_states, self.config.emd_steps)[0]
 
     def _predict_labelled(

@@ -5,6 +5,7 @@ Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in
 Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Unpack, cast
 
@@ -234,32 +235,29 @@ class HfDebertaEncoder(nn.Module):
             self.rows_of_distance = rows_of_distances(*self.distance_parameters)
             rows = row_numbers(*self.distance_parameters)
             self.can_shrink, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
-            self.whole_table()  # moves them, as `_apply` does
+            self.whole_table(self.rel_embeddings.weight.device)
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
 
-    def _apply(self, *args: Any, **kwargs: Any) -> "HfDebertaEncoder":
-        super()._apply(*args, **kwargs)
-        self.whole_table()
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> "HfDebertaEncoder":
+        super()._apply(fn, *args, **kwargs)
+        if getattr(self, "rel_embeddings", None) is not None:
+            self.whole_table(fn(self.rows_of_distance).device)
         return self
 
-    def whole_table(self) -> TableWindow | None:
-        """All rows of the relative table, on its device; None without one."""
-        embedding = getattr(self, "rel_embeddings", None)
-        if embedding is None:
+    def whole_table(self, device: torch.device) -> TableWindow | None:
+        """All rows of the relative table, with the row of each distance on this device; None without one."""
+        if getattr(self, "rel_embeddings", None) is None:
             return None
-        weight = next(embedding.parameters(), getattr(embedding, "weight", None))  # FSDP may leave no parameter
-        device = getattr(weight, "device", self.rows_of_distance.device)  # a quantized embedding's `weight` is a method
         if self.rows_of_distance.device != device and device.type != "meta":
-            self.rows_of_distance = self.rows_of_distance.to(device)
+            with torch.inference_mode(False):  # training may follow
+                self.rows_of_distance = self.rows_of_distance.to(device)
         return TableWindow(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation, self.can_shrink)
 
-    def position_table(self, layout: BatchLayout) -> tuple[torch.Tensor | None, BatchLayout]:
+    def position_table(self, layout: BatchLayout, device: torch.device) -> tuple[torch.Tensor | None, BatchLayout]:
         """The relative table [R, hidden], and the layout with the table's rows; None without relative attention."""
-        table, window = position_table(self, self.whole_table(), layout.longest)
-        if table is not None and window is not None:  # rows of a table that was offloaded are on the CPU until here
-            window = replace(window, rows_of_distance=window.rows_of_distance.to(table.device))
+        table, window = position_table(self, self.whole_table(device), layout.longest)
         return table, replace(layout, window=window)
 
     def forward(
@@ -277,7 +275,7 @@ class HfDebertaEncoder(nn.Module):
         is [B, Q, hidden], and the last layer computes no other states unless they are requested.
         """
         hidden_states = embeddings = gather(embeddings, layout)
-        table, layout = self.position_table(layout)
+        table, layout = self.position_table(layout, embeddings.device)
         returned = layout.output_hidden_states
         states: list[torch.Tensor | None] = [scatter(hidden_states, layout) if 0 in returned else None]
         attentions: list[torch.Tensor] = []

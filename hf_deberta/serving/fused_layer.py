@@ -46,7 +46,7 @@ def output_sizes(norm: nn.LayerNorm) -> torch.Tensor:
 def position_table(encoder: Any) -> tuple[torch.Tensor | None, TableWindow | None]:
     """The whole relative-position table [R, hidden], normalised, and its rows; None without relative attention."""
     if isinstance(encoder, HfDebertaEncoder):
-        rows = encoder.whole_table()
+        rows = encoder.whole_table(next(encoder.parameters()).device)
     elif not encoder.relative_attention:
         rows = None
     else:

@@ -51,7 +51,7 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     """
     encoder = encoder_of(model)
     attention = cast(HfDebertaLayer, encoder.layer[layer]).attention.self
-    rows = encoder.whole_table()
+    rows = encoder.whole_table(next(encoder.parameters()).device)
     with hf_deberta.reference_mode():
         table, _ = position_table(encoder, rows, LONGEST_TEXT)
         positions = attention.table_projection().relative_positions(table, rows, LONGEST_TEXT, attention)

@@ -458,7 +458,7 @@ def test_context_follows_a_model_to_another_device():
     mask = torch.ones_like(IDS)
     mask[:, -1] = 0
     model = tiny_model(HfDebertaModel)
-    _, context = model.encoder.position_table(model.batch_layout(IDS, mask))
+    _, context = model.encoder.position_table(model.batch_layout(IDS, mask), IDS.device)
     moved = send_to_device(context, "meta")
     parts = (moved, moved.attention_mask, moved.window)
     tensors = [value for part in parts for value in vars(part).values() if torch.is_tensor(value)]
