@@ -315,7 +315,7 @@ class HfDebertaConfig(PreTrainedConfig):
         config_dict, kwargs = super().get_config_dict(name, **kwargs)
         if not set(config_dict or ()) - {"_commit_hash"}:  # which Transformers adds before 5.17
             raise OSError(f"{name} has no config.json, or an empty one: it is not the folder of a saved model")
-        return _translate_config(config_dict), kwargs
+        return _translate_config(config_dict, cls.model_type), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
@@ -325,7 +325,7 @@ class HfDebertaConfig(PreTrainedConfig):
         checked as fields are.
         """
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in cls.__dataclass_fields__ and key != "dtype"}
-        return super().from_dict({**_translate_config(config_dict), **overrides}, **kwargs)
+        return super().from_dict({**_translate_config(config_dict, cls.model_type), **overrides}, **kwargs)
 
     # Transformers forbids `output_attentions` with "sdpa". Here every backend accepts it: one that does not compute
     # probabilities falls back to "eager" and logs that.
@@ -441,10 +441,13 @@ def check_path(folder_or_name: Any) -> None:
         raise OSError(f"there is no folder {name}")
 
 
-def _translate_config(config_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return an official or in-tree configuration in the fields of `HfDebertaConfig`; one of ours unchanged."""
+def _translate_config(config_dict: dict[str, Any], own_type: str) -> dict[str, Any]:
+    """Return an official or in-tree configuration in the fields of `HfDebertaConfig`; one of ours unchanged.
+
+    `own_type` is the model type of the class that reads it, which may be a subclass.
+    """
     model_type = config_dict.get("model_type")
-    if model_type == HfDebertaConfig.model_type or not config_dict:
+    if model_type in (HfDebertaConfig.model_type, own_type) or not config_dict:
         return config_dict
     if model_type not in (None, *IN_TREE_DEFAULTS):
         raise ValueError(

@@ -92,6 +92,10 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         r"^config$",
     ]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register_conversions(cls.config_class.model_type)
+
     def __init__(self, config: HfDebertaConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
         register_default_peft_targets()
@@ -125,7 +129,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
         if folder.is_dir():
             check_indices(folder)
-            check_declared_size(folder, kwargs.get("config"))
+            check_declared_size(folder, kwargs.get("config"), cls.config_class)
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         except (SafetensorError, UnpicklingError, EOFError, RuntimeError, OSError) as error:
@@ -195,12 +199,12 @@ def check_indices(folder: Path) -> None:
                 raise OSError(f"{path} must name files in its own folder, not {shard!r:.200}")
 
 
-def check_declared_size(folder: Path, config: Any) -> None:
+def check_declared_size(folder: Path, config: Any, config_class: type[HfDebertaConfig]) -> None:
     """Raise OSError if a large model is declared and the weights hold a small part of it, before memory is taken."""
     if not isinstance(config, HfDebertaConfig):
         if not (folder / "config.json").is_file():
             return
-        config = HfDebertaConfig.from_pretrained(folder)
+        config = config_class.from_pretrained(folder)
     declared = config.approximate_parameters()
     size = sum(path.stat().st_size for pattern in WEIGHT_FILES for path in folder.glob(pattern))
     if declared > LARGE_MODEL and 0 < size < declared * MIN_BYTES_PER_PARAMETER:
@@ -275,7 +279,7 @@ RENAMINGS = [
 ]
 
 
-def register_conversions() -> None:
+def register_conversions(model_type: str) -> None:
     """Register the conversions with Transformers' checkpoint loader.
 
     Safe to call repeatedly: code from the Hub may be imported more than once, and a later call replaces an earlier one.
@@ -287,7 +291,7 @@ def register_conversions() -> None:
         operations=[UnfuseQKV()],
     )
     renamings = [WeightRenaming(source, target) for source, target in RENAMINGS]
-    register_checkpoint_conversion_mapping("hf_deberta", [*renamings, fused], overwrite=True)
+    register_checkpoint_conversion_mapping(model_type, [*renamings, fused], overwrite=True)
 
 
 def register_default_peft_targets() -> None:
@@ -407,6 +411,3 @@ def upload(
         create_pr=create_pr,
         **{"commit_message": "Upload model", **commit},
     )
-
-
-register_conversions()

@@ -93,7 +93,7 @@ def test_files_that_are_not_the_weights_of_the_model_are_not_checked(folder):
     (folder / "training_args.bin").write_bytes(b"a pickle")
     (folder / "pages.index.json").write_text("[]")
     check_indices(folder)
-    check_declared_size(folder, None)
+    check_declared_size(folder, None, HfDebertaConfig)
 
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])

@@ -12,7 +12,14 @@ import pytest
 import torch
 from datasets import Dataset
 from huggingface_hub import ModelCard
-from transformers import AutoConfig, AutoModelForMaskedLM, Trainer, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    DebertaConfig,
+    DebertaForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 import hf_deberta
 from hf_deberta import HfDebertaConfig
@@ -22,6 +29,7 @@ from hf_deberta.model.pretrained_model import AUTO_MAP
 
 INPUT = {"input_ids": torch.tensor([[1, 5, 9, 7, 2, 0], [1, 8, 8, 4, 3, 2]])}
 INPUT["attention_mask"] = (INPUT["input_ids"] > 0).long()
+TINY = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 MODELS = [auto_class for auto_class in AUTO_MAP if auto_class != "AutoConfig"]
 
 # Loads each folder of cases.json in turn, and reports what happened.
@@ -158,11 +166,20 @@ def test_registered_class_wins_with_and_without_trust(tmp_path):
         assert type(AutoConfig.from_pretrained(tmp_path, trust_remote_code=trust)) is HfDebertaConfig
 
 
-def test_model_card_of_a_head_of_somebody_else_names_its_class(tmp_path):
-    class OwnHead(hf_deberta.HfDebertaForSequenceClassification):
-        pass
+def test_a_head_of_somebody_else_with_its_own_model_type(tmp_path):
+    class OwnConfig(HfDebertaConfig):
+        model_type = "own_deberta"
 
-    OwnHead(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / "own")
+    class OwnHead(hf_deberta.HfDebertaForSequenceClassification):
+        config_class = OwnConfig
+
+    v1 = DebertaForSequenceClassification(DebertaConfig(**TINY, relative_attention=True, pos_att_type="c2p|p2c"))
+    v1.save_pretrained(tmp_path / "v1")
+    model = OwnHead.from_pretrained(tmp_path / "v1")
+    model.save_pretrained(tmp_path / "own")
+    for each in (model, OwnHead.from_pretrained(tmp_path / "own")):
+        assert type(each.config) is OwnConfig
+        torch.testing.assert_close(each(**INPUT).logits, v1.eval()(**INPUT).logits)
     card = (tmp_path / "own" / "README.md").read_text()
     assert "from your_module import OwnHead\n" in card and "export_to_transformers" not in card
 
