@@ -442,10 +442,7 @@ def check_path(folder_or_name: Any) -> None:
 
 
 def _translate_config(config_dict: dict[str, Any], own_type: str) -> dict[str, Any]:
-    """Return an official or in-tree configuration in the fields of `HfDebertaConfig`; one of ours unchanged.
-
-    `own_type` is the model type of the class that reads it, which may be a subclass.
-    """
+    """Return an official or in-tree configuration in the fields of `HfDebertaConfig`; ours and `own_type` unchanged."""
     model_type = config_dict.get("model_type")
     if model_type in (HfDebertaConfig.model_type, own_type) or not config_dict:
         return config_dict

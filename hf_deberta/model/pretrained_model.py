@@ -284,10 +284,9 @@ def register_conversions(model_type: str) -> None:
 
     Safe to call repeatedly: code from the Hub may be imported more than once, and a later call replaces an earlier one.
     """
-    attention = "attention.self."
     fused = WeightConverter(
-        attention + "in_proj.weight",
-        [attention + name for name in ("query_proj.weight", "key_proj.weight", "value_proj.weight")],
+        "attention.self.in_proj.weight",
+        [f"attention.self.{name}_proj.weight" for name in ("query", "key", "value")],
         operations=[UnfuseQKV()],
     )
     renamings = [WeightRenaming(source, target) for source, target in RENAMINGS]

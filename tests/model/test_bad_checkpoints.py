@@ -70,14 +70,6 @@ def test_an_index_that_is_damaged_or_names_files_of_another_folder(folder, text)
         HfDebertaModel.from_pretrained(folder)
 
 
-def test_sharded_weights_load(folder, tmp_path):
-    model = HfDebertaModel.from_pretrained(folder)
-    model.save_pretrained(tmp_path / "sharded", max_shard_size="50KB")
-    assert (tmp_path / "sharded" / "model.safetensors.index.json").exists()
-    found = HfDebertaModel.from_pretrained(tmp_path / "sharded").state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
-
-
 def test_a_declared_size_that_the_weights_do_not_have(folder):
     change_config(folder, vocab_size=10**9)
     with pytest.raises(
