@@ -444,7 +444,7 @@ def check_path(folder_or_name: Any) -> None:
 def _translate_config(config_dict: dict[str, Any], own_type: str) -> dict[str, Any]:
     """Return an official or in-tree configuration in the fields of `HfDebertaConfig`; ours and `own_type` unchanged."""
     model_type = config_dict.get("model_type")
-    if model_type in (HfDebertaConfig.model_type, own_type) or not config_dict:
+    if not config_dict or model_type in {HfDebertaConfig.model_type, own_type} - IN_TREE_DEFAULTS.keys():
         return config_dict
     if model_type not in (None, *IN_TREE_DEFAULTS):
         raise ValueError(

@@ -23,7 +23,7 @@ from transformers.core_model_loading import ConversionOps, WeightConverter, Weig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from .attention import AUTO, check_attention_name
-from .configuration_hf_deberta import HfDebertaConfig, check_path
+from .configuration_hf_deberta import IN_TREE_DEFAULTS, HfDebertaConfig, check_path
 
 if TYPE_CHECKING:
     # Transformers finds the files that a model needs by searching the text for relative imports. These lines make the
@@ -94,7 +94,8 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        register_conversions(cls.config_class.model_type)
+        if cls.config_class.model_type not in IN_TREE_DEFAULTS:  # whose checkpoints other classes read
+            register_conversions(cls.config_class.model_type)
 
     def __init__(self, config: HfDebertaConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
@@ -280,10 +281,7 @@ RENAMINGS = [
 
 
 def register_conversions(model_type: str) -> None:
-    """Register the conversions with Transformers' checkpoint loader.
-
-    Safe to call repeatedly: code from the Hub may be imported more than once, and a later call replaces an earlier one.
-    """
+    """Register the conversions with Transformers' checkpoint loader; a later call replaces an earlier one."""
     fused = WeightConverter(
         "attention.self.in_proj.weight",
         [f"attention.self.{name}_proj.weight" for name in ("query", "key", "value")],
