@@ -30,6 +30,7 @@ from hf_deberta.training.real_tokens import CountingCollator, RealTokensMixin
 
 WARMUP_CALLS = 2  # for each combination of shapes, they run eagerly: they compile kernels and fill caches
 MAX_GRAPHS = 32
+MAX_CHANGES = 10  # of weights or settings without a graph in between: more would mean eager steps without a word
 # of loss and gradient norm: cuBLAS may choose other kernels in a graph, and some gradients are summed in any order
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 2e-2}
 
@@ -82,6 +83,7 @@ class GraphedSteps:
         self.memory = memory or GraphMemory(self.device)
         self.reason: str | None = None  # why all steps run eagerly
         self.state: list[Any] = []
+        self.changes = 0  # since the last capture
         self.forget()
 
     def forget(self) -> None:
@@ -122,7 +124,9 @@ class GraphedSteps:
                 reason = f"the input {name} is a {type(value).__name__}"
         if state != self.state:
             self.forget()
-            self.state = state
+            self.state, self.changes = state, self.changes + 1
+        if self.changes > MAX_CHANGES:
+            reason = "weights, or settings of modules, change at every step or two"
         if reason is not None:
             self._stop(reason)
         return reason is None
@@ -155,7 +159,7 @@ class GraphedSteps:
             self._stop(f"a step cannot be captured, {first_cause(error)}")
             return
         if graph is not None:
-            self.graphs[key] = graph
+            self.graphs[key], self.changes = graph, 0
             logger.info_once("steps are replayed as CUDA graphs")
 
     def _capture_and_check(self, inputs: dict[str, Any]) -> Graph | None:

@@ -16,7 +16,7 @@ from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.engines.unpadding import round_up
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.training import graphed_steps
-from hf_deberta.training.graphed_steps import WARMUP_CALLS, GraphedSteps, GraphMemory
+from hf_deberta.training.graphed_steps import MAX_CHANGES, WARMUP_CALLS, GraphedSteps, GraphMemory
 
 DEVICES = [
     "cpu",
@@ -146,6 +146,18 @@ def test_other_settings_of_modules_mean_new_graphs(device):
         return losses
 
     assert both(device, use).eager == 4 * (WARMUP_CALLS + 2)
+
+
+def test_settings_that_change_at_every_step_run_eagerly(device, warnings_so_far):
+    def use(loop):
+        losses = []
+        for number in range(2 * MAX_CHANGES):
+            loop.model.steps_so_far = number
+            losses += loop.run(steps=1)
+        return losses
+
+    loop = both(device, use)
+    assert loop.step.reason is not None and "settings of modules" in warnings_so_far()[-1]
 
 
 def test_forward_passes(device):
