@@ -37,7 +37,7 @@ from ..model.attention_sdpa import (
 from ..model.batch_layout import AttentionMask, document_numbers
 from ..model.input_checks import can_read_values, in_captured_graph, without_autocast
 from ..model.relative_position import RelativePositions, rows_at
-from .guards import in_functorch_transform
+from .guards import in_functorch_transform, is_tracing_or_exporting
 
 logger = logging.get_logger(__name__)
 
@@ -71,7 +71,7 @@ def sdpa_attention(
             )
         context, _ = plain.sdpa_attention(query, key, value, positions, mask, dropout_p, scale)
         # exporters decompose the kernel into products, whose context is in another order: views of it would not hold
-        return context.contiguous() if torch.compiler.is_exporting() else context, None
+        return context.contiguous() if is_tracing_or_exporting() else context, None
     if uses_device_path(query) and mask.query_positions is None:
         return attend_on_device(query, key, value, positions, mask, dropout_p, scale)
     if needs_float32(query, key, positions, scale):

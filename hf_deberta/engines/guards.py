@@ -18,6 +18,7 @@ from ..model.input_checks import in_torch_func
 
 PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+EXPORTS_SET_FLAG = torch.__version__ >= "2.9"  # compared as versions
 
 
 def is_tracing_or_exporting() -> bool:
@@ -25,7 +26,9 @@ def is_tracing_or_exporting() -> bool:
 
     PyTorch 2.7 and 2.8 say the same of torch.compile, so its graphs have plain operations there.
     """
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    # before PyTorch 2.12 `is_exporting` is true in what torch.compile traces
+    exporting = torch.compiler._is_exporting_flag if EXPORTS_SET_FLAG else torch.compiler.is_exporting()
+    return exporting or torch.jit.is_tracing()
 
 
 def in_functorch_transform() -> bool:

@@ -19,7 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import hf_deberta
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.engines import onednn, weight_cache
-from hf_deberta.engines.guards import has_global_hooks_or_modes, in_functorch_transform, is_unmodified_module
+from hf_deberta.engines.guards import (
+    EXPORTS_SET_FLAG,
+    has_global_hooks_or_modes,
+    in_functorch_transform,
+    is_tracing_or_exporting,
+    is_unmodified_module,
+)
 from hf_deberta.model import attention, slots
 from hf_deberta.model.input_checks import can_read_values, in_captured_graph
 from hf_deberta.model.slots import in_reference_mode, reference_mode
@@ -89,15 +95,22 @@ def inside(context):
     return call
 
 
+def export(function, tensor):
+    module = nn.Module()
+    module.forward = lambda tensor: function(tensor)
+    torch.export.export(module, (tensor,))
+
+
 # how a function is called: the guards that are true inside
 SITUATIONS = {
     "plain": (lambda function, tensor: function(tensor), {"can_read_values"}),
     "meta device": (lambda function, tensor: function(tensor.to("meta")), set()),
-    "jit.trace": (partial(torch.jit.trace, check_trace=False), {"in_captured_graph"}),
+    "jit.trace": (partial(torch.jit.trace, check_trace=False), {"in_captured_graph", "is_tracing_or_exporting"}),
     "compile": (
         lambda function, tensor: torch.compile(function, backend="eager", fullgraph=True)(tensor),
-        {"in_captured_graph"},
+        {"in_captured_graph", *([] if EXPORTS_SET_FLAG else ["is_tracing_or_exporting"])},
     ),
+    "export": (export, {"in_captured_graph", "is_tracing_or_exporting"}),
     "make_fx": (lambda function, tensor: make_fx(function)(tensor), {"has_global_hooks_or_modes"}),
     "fake mode": (in_fake_mode, {"has_global_hooks_or_modes"}),
     "fake tensor": (lambda function, tensor: function(FakeTensorMode().from_tensor(tensor)), set()),
@@ -120,6 +133,7 @@ def test_guards(situation):
     def function(tensor):
         results["can_read_values"] = can_read_values(tensor)
         results["in_captured_graph"] = in_captured_graph()
+        results["is_tracing_or_exporting"] = is_tracing_or_exporting()
         if not in_captured_graph():  # which is tested first everywhere: compilers cannot follow the others
             results["in_functorch_transform"] = in_functorch_transform()
             results["has_global_hooks_or_modes"] = has_global_hooks_or_modes()

@@ -19,6 +19,7 @@ FILES = sorted(
 ALLOWED = {
     "detect transforms of torch.func and forward-mode differentiation": "_C _functorch _current_level",
     "reuse the memory of gradients in the masked-LM loss": "_C _autograd _get_current_graph_task_keep_graph",
+    "detect torch.export, not torch.compile": "_is_exporting_flag",
     "launch kernels on the current stream": "_C _cuda_getCurrentRawStream",
     "detect tensors without values": "_subclasses _python_dispatch _get_current_dispatch_mode_stack",
     "detect hooks on all modules": "_global_forward_hooks _global_forward_pre_hooks "

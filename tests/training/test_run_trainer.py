@@ -70,5 +70,5 @@ def test_special_tokens_are_completed_without_a_warning(tmp_path, caplog):
     run.processing_class = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
     run._set_special_tokens()
     align_special_tokens(run.model, run.processing_class)
-    assert (run.model.config.bos_token_id, run.model.generation_config.eos_token_id) == (1, 2)
+    assert run.model.config.bos_token_id == 1 and run.model.generation_config.eos_token_id in (2, [2])
     assert not caplog.records
