@@ -6,7 +6,6 @@ RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --constraint constraints.txt
 READY := $(VENV)/.ready
 DEMO_READY = $(READY:.ready=.ready-demo)
-DOCS_READY := $(VENV)/.ready-docs
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
@@ -26,7 +25,7 @@ $(DEMO_READY): pyproject.toml constraints.txt
 	touch $@
 
 $(READY): $(DEMO_READY)
-	@echo "Adding to $(VENV) what tests and exports need"
+	@echo "Adding to $(VENV) what tests, exports and the documentation need"
 	$(INSTALL) --editable '.[dev]'
 	touch $@
 
@@ -102,12 +101,8 @@ map: ## list the files of the package, each with the first line of its docstring
 	@$(PYTHON) -c 'import ast, pathlib; [print(f"{path!s:54} {ast.get_docstring(ast.parse(path.read_text())).split(chr(10))[0]}") \
 		for path in sorted(pathlib.Path("hf_deberta").rglob("*.py"))]'
 
-docs: $(READY) $(DOCS_READY) ## build the documentation into site/
+docs: $(READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
-
-$(DOCS_READY): $(READY) pyproject.toml constraints.txt
-	$(INSTALL) --quiet --editable '.[docs]'
-	touch $@
 
 clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -12,7 +12,7 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"\[([^\]]*)\]\(\.\./([^)\s]+)\)")
+LINK = re.compile(r"\[([^\]]*)\]\(\.\./([^)#\s]+)(#[^)\s]*)?\)")
 FENCE = "`" * 8  # longer than any fence inside a file that is shown
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -26,16 +26,20 @@ FIELD = re.compile(r"^    (\w+)( \(.*?\))?: ", re.MULTILINE)
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add the notebooks, and the files that pages link to: code as pages, others as they are."""
+    """Add the notebooks, all results, and the files that pages link to: code and text as pages, others as they are."""
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
-    linked = {name for page in pages for _, name in LINK.findall(page)}
+    linked = {name for page in pages for _, name, _ in LINK.findall(page)}
     notebooks = {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
-    for name in sorted(linked | notebooks):
+    results = {f"benchmarks/results/{path.name}" for path in (ROOT / "benchmarks" / "results").glob("*.csv")}
+    for name in sorted(linked | notebooks | results):
         path, shown_at = ROOT / name, site_path(name)
         if path.suffix == ".ipynb":
             files.append(File.generated(config, shown_at, content=notebook_page(path)))
         elif path.suffix == ".py":
             files.append(File.generated(config, shown_at, content=code_page(path), inclusion=InclusionLevel.NOT_IN_NAV))
+        elif path.suffix == ".md":
+            text = path.read_text(encoding="utf-8").replace("](../../docs/", "](../../../")
+            files.append(File.generated(config, shown_at, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
         elif path.is_file():
             files.append(File.generated(config, shown_at, abs_src_path=str(path)))
 
@@ -80,10 +84,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Link files outside docs/ at their copies in the site; of folders, show the name."""
 
     def link(match: re.Match) -> str:
-        text, name = match.groups()
+        text, name, anchor = match.groups(default="")
         if not (ROOT / name).exists():
             raise ValueError(f"{page.file.src_path} links to ../{name}, which does not exist")
-        return f"`{name}`" if (ROOT / name).is_dir() else f"[{text}]({site_path(name)})"
+        return f"`{name}`" if (ROOT / name).is_dir() else f"[{text}]({site_path(name)}{anchor})"
 
     if page.file.generated_by:
         return markdown
