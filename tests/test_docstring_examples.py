@@ -12,10 +12,13 @@ MODULES = [
     "model.enhanced_mask_decoder",
     "engines.linear_cross_entropy",
     "engines.onednn",
+    "engines.unpadding",
+    "fine_tuning.recipes",
     "model.modeling_heads",
     "model.modeling_hf_deberta",
     "model.relative_position",
     "model.replaced_token_detection",
+    *(f"pretraining.{name}" for name in ("deduplication", "mixture", "recipes")),
     *(f"fine_tuning.tasks.{name}" for name in ("expand_rows", "glue", "ner", "race", "superglue")),
 ]
 

@@ -11,7 +11,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -41,8 +40,8 @@ class PassThroughMode(TorchDispatchMode):
 
 
 @contextmanager
-def global_hook(hook=lambda *_: None):
-    handle = register_module_forward_hook(hook)
+def global_hook(kind="forward"):
+    handle = getattr(nn.modules.module, f"register_module_{kind}_hook")(lambda *_: None)
     try:
         yield
     finally:
@@ -120,7 +119,10 @@ SITUATIONS = {
         {"in_functorch_transform"},
     ),
     "dual level": (inside(forward_ad.dual_level), {"in_functorch_transform", "can_read_values"}),
-    "global hook": (inside(global_hook), {"has_global_hooks_or_modes", "can_read_values"}),
+    **{
+        f"global {kind} hook": (inside(partial(global_hook, kind)), {"has_global_hooks_or_modes", "can_read_values"})
+        for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
+    },
     "dispatch mode": (inside(PassThroughMode), {"has_global_hooks_or_modes", "can_read_values"}),
 }
 

@@ -41,6 +41,7 @@ WRONG = {
     "an array as mask": (MODEL, {}, {"attention_mask": numpy.ones((2, 4))}, "attention_mask must be a tensor, not nda"),
     "an additive mask": (MODEL, {}, {"attention_mask": torch.zeros(2, 4, 4)}, "boolean or integer.* not additive"),
     "an additive mask of tokens": (MODEL, {}, {"attention_mask": IDS * -1e9}, r"holds -.*e\+.*attention_mask == 0"),
+    "positions, one too few": (MODEL, {}, {"position_ids": IDS[:, 1:]}, r"position_ids .*\(2, 4\), not \(2, 3\)"),
     "boundaries of a batch": (WORDS, {}, {"cu_seq_lens_q": torch.tensor([0, 4])}, "one packed row, not a batch of 2"),
     "packed entities": (ENTITIES, {}, {**MENTIONS, "cu_seq_lens_q": torch.tensor([0, 4])}, "not support packed rows"),
     # what a head needs

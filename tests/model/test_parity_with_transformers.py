@@ -128,8 +128,8 @@ def test_past_the_largest_distance_in_tree_reads_an_untrained_row(tmp_path, warn
 
 @pytest.mark.usefixtures("unpad_tiny_models")
 def test_multiple_choice_v2(tmp_path):
-    theirs = in_tree("v2", "ForMultipleChoice")
-    inputs = {name: torch.stack([value, value.flip(0)], 1) for name, value in batch(lengths=(9, 9, 6)).items()}
+    theirs, inputs = in_tree("v2", "ForMultipleChoice", type_vocab_size=2), batch(lengths=(9, 9, 6), types=True)
+    inputs = {name: torch.stack([value, value.flip(0)], 1) for name, value in inputs.items()}
     mine = ours("ForMultipleChoice", saved(theirs, tmp_path))
     with torch.no_grad():
         torch.testing.assert_close(mine(**inputs).logits, theirs(**inputs).logits, atol=1e-5, rtol=0)
