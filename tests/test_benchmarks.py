@@ -4,7 +4,6 @@ import csv
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -97,27 +96,6 @@ def test_the_gpu_hour_rehearsed_without_a_gpu(tmp_path):
     assert "no CUDA device" in (results / "log.txt").read_text()
 
 
-def test_scripts_find_packages_that_lie_elsewhere(load, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    run = []
-    monkeypatch.setattr(subprocess, "run", lambda *_, env, **__: run.append(env["PYTHONPATH"].split(os.pathsep)))
-    load("scripts").run_script("run_glue.py", tmp_path, {})
-    assert run == [[str(Path(__file__).parents[1]), "/elsewhere"]]
-
-
-def test_end_to_end_keeps_what_was_measured_before_it_was_stopped(load, tmp_path, monkeypatch):
-    rates = iter([7.0])
-    end_to_end = load("end_to_end")
-    monkeypatch.setattr(end_to_end, "measure", lambda *_: next(rates))
-    monkeypatch.setattr(end_to_end, "report_failure", nullcontext)
-    monkeypatch.setattr(load("timing"), "RESULTS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["end_to_end.py", "--preset", "tiny", "--rows", "2"])
-    with pytest.raises(StopIteration):
-        end_to_end.main()
-    rows = list(csv.DictReader((tmp_path / "end_to_end.csv").open()))
-    assert [(row["peer"], row["rows_per_second"]) for row in rows] == [("trainer in-tree", "7.0")]
-
-
 WRITE_RESULTS = """
 import csv, os, pathlib
 with (pathlib.Path(os.environ["RESULTS"]) / "some.csv").open("w", newline="") as file:
@@ -155,26 +133,6 @@ def test_a_recorded_value_that_is_off_is_reported(
     assert stopped.value.code == status
     assert {line[-1].strip(" |") for line in lines if line[0] == "| some.csv"} == verdicts
     assert ["not repeated: some.csv needs DATA=folder MODEL=folder: other.py {data} {model}"] in lines
-
-
-def test_paths_with_spaces_are_one_word(load, tmp_path):
-    books, folder = tmp_path / "my data" / "text", tmp_path / "a folder"
-    books.mkdir(parents=True)
-    folder.mkdir()
-    for name in ("books_1.txt", "books_2.txt", "books_validation.txt"):
-        (books / name).touch()
-    command = "x.py --train_file {books} --name 'two words' --model {model} --work_dir {work}"
-    words = load("reproduce").fill_in(command, tmp_path / "my data", str(tmp_path / "my model"), folder)
-    files = [str(books / "books_1.txt"), str(books / "books_2.txt")]
-    model, work = str(tmp_path / "my model"), str(folder / "work")
-    assert words == ["x.py", "--train_file", *files, "--name", "two words", "--model", model, "--work_dir", work]
-
-
-def test_a_result_file_may_lack_a_column_of_the_key(load, tmp_path):
-    path = tmp_path / "times.csv"
-    path.write_text("peer,ms\na,1\n")
-    load("timing").write_rows(path, [{"peer": "b", "preset": "tiny", "ms": 2}], ("peer", "preset"))
-    assert path.read_text() == "peer,ms,preset\na,1,\nb,2,tiny\n"
 
 
 def test_every_result_file_is_repeated_or_says_why_not(load):
