@@ -34,57 +34,35 @@ class ScaledLinear(nn.Linear):
         return 2 * super().forward(states)
 
 
-def adapt(layer):
-    layer.attention.self.value_proj = Adapter(layer.attention.self.value_proj)
+CHANGES = {
+    "adapter": lambda layer: setattr(layer.attention.self, "value_proj", Adapter(layer.attention.self.value_proj)),
+    "subclass": lambda layer: setattr(layer.output, "dense", ScaledLinear(96, 48)),
+    "hook of a norm": lambda layer: layer.output.LayerNorm.register_forward_hook(lambda *_: None),
+    "hook of a product": lambda layer: layer.intermediate.dense.register_forward_hook(lambda *_: None),
+    "hook of a layer": lambda layer: layer.register_forward_pre_hook(lambda *_: None),
+}
 
 
-def replace_by_subclass(layer):
-    layer.output.dense = ScaledLinear(layer.output.dense.in_features, layer.output.dense.out_features)
-
-
-def hook_norm(layer):
-    layer.output.LayerNorm.register_forward_hook(lambda *_: None)
-
-
-def hook_dense(layer):
-    layer.intermediate.dense.register_forward_hook(lambda module, inputs, output: 2 * output)
-
-
-def hook_layer(layer):
-    layer.register_forward_pre_hook(lambda *_: None)
-
-
-@pytest.mark.parametrize("change", [adapt, replace_by_subclass, hook_norm, hook_dense, hook_layer])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("version", ["ours", "v2"])
 def test_modified_layers_are_refused(version, change):
     model = MODELS[version]()
-    change(model.encoder.layer[1])
+    CHANGES[change](model.encoder.layer[1])
     with pytest.raises(ValueError, match=r"layer\.1.* was hooked, patched or replaced"):
         hf_deberta.optimize(model)
 
 
-def in_autocast(model, inputs):
-    with torch.autocast("cpu", torch.bfloat16):
-        return outputs(model, inputs)
+def inside(context, **options):
+    def call(model, inputs):
+        with context(**options):
+            return outputs(model, inputs)
 
-
-def in_reference_mode(model, inputs):
-    with hf_deberta.reference_mode():
-        return outputs(model, inputs)
-
-
-def with_other_rows(model, inputs):
-    with hf_deberta.enable(clamp_relative_distance=True):
-        return outputs(model, inputs)
+    return call
 
 
 def disabled(model, inputs):
     hf_deberta.disable()
     return outputs(model, inputs)
-
-
-def trace(model, inputs):
-    return torch.jit.trace(model, tuple(inputs.values()), strict=False)
 
 
 def vmap(model, inputs):
@@ -110,10 +88,13 @@ CALLS = {
     "another device": (lambda model, _: model.to("meta"), "it cannot be moved to torch.float32 on meta"),
     "a layer in bfloat16": (lambda model, _: model.encoder.layer[0].bfloat16(), "it cannot be moved to torch.bfloat16"),
     "attentions": (lambda model, inputs: outputs(model, inputs, output_attentions=True), "it has no attention prob"),
-    "autocast": (in_autocast, "autocast has no effect on it: call it outside, and pass torch.bfloat16 to optimize()"),
-    "reference mode": (in_reference_mode, "it has no reference mode"),
+    "autocast": (
+        inside(torch.autocast, device_type="cpu", dtype=torch.bfloat16),
+        "autocast has no effect on it: call it outside, and pass torch.bfloat16 to optimize()",
+    ),
+    "reference mode": (inside(hf_deberta.reference_mode), "it has no reference mode"),
     "export": (lambda model, inputs: torch.export.export(model, (), inputs, strict=False), "exported"),
-    "trace": (trace, "exported"),
+    "trace": (lambda model, inputs: torch.jit.trace(model, tuple(inputs.values()), strict=False), "exported"),
     "compile": (lambda model, inputs: outputs(torch.compile(model, backend="eager"), inputs), "it can neither be comp"),
     "torch.func": (vmap, "nor transformed"),
     "second call": (lambda model, _: hf_deberta.optimize(model), "a second call has no weights"),
@@ -121,7 +102,10 @@ CALLS = {
 }
 CALLS_IN_TREE = {
     "disabled": (disabled, "it computes under enable() only (call that again)"),
-    "other rows": (with_other_rows, "it computes under enable(clamp_relative_distance=False) only: call that again"),
+    "other rows": (
+        inside(hf_deberta.enable, clamp_relative_distance=True),
+        "it computes under enable(clamp_relative_distance=False) only: call that again",
+    ),
 }
 
 
