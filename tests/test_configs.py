@@ -62,12 +62,6 @@ def test_accelerate_reads_the_file(name):
         assert not [flag for flag in flags.get(section, {}) if flag not in known]
 
 
-def test_machines_differ_by_rank_alone():
-    first, second = launch_arguments("two_nodes"), launch_arguments("two_nodes", "--machine_rank", "1")
-    assert (first.machine_rank, second.machine_rank, first.num_machines) == (0, 1, 2)
-    assert vars(first).keys() == vars(second).keys()
-
-
 def test_wrapped_class_is_that_of_our_layers(monkeypatch):
     for name, value in environment("fsdp2").items():
         monkeypatch.setenv(name, value)

@@ -1,10 +1,13 @@
-"""Batches are filled by tokens, in order; a full queue, a cancelled request and a failing batch stop nothing else."""
+"""Batches are filled by tokens, in order; a cancelled request and a failing batch stop nothing else.
+
+test_serve has the full queue.
+"""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from token_batcher import QueueFull, TokenBatcher
+from token_batcher import TokenBatcher
 
 
 def rows_of(*lengths: int) -> list[dict[str, list[int]]]:
@@ -25,12 +28,12 @@ class Recorder:
         return [[float(length)] for length in lengths]
 
 
-def run(requests, max_tokens=10, max_waiting_tokens=1000, max_wait=0.0, cancel=()):
+def run(requests, max_tokens=10, max_wait=0.0, cancel=()):
     """Submit the requests in order before the first batch is computed; return their results and the batches."""
 
     async def serve():
         compute = Recorder()
-        batcher = TokenBatcher(compute, max_tokens, max_waiting_tokens, max_wait)
+        batcher = TokenBatcher(compute, max_tokens, 1000, max_wait)
         answers = [asyncio.create_task(batcher.submit(rows_of(*lengths))) for lengths in requests]
         await asyncio.sleep(0)
         for number in cancel:
@@ -63,12 +66,6 @@ def test_an_idle_model_waits_until_a_batch_is_full():
 
 def test_an_idle_model_does_not_wait_longer_than_allowed():
     assert run([[4]], max_wait=0.01)[1] == [[4]]
-
-
-def test_a_request_that_does_not_fit_into_the_queue_is_refused():
-    results, batches = run([[6], [5], [4]], max_waiting_tokens=10)
-    assert isinstance(results[1], QueueFull)
-    assert results[::2] == [[[6.0]], [[4.0]]] and batches == [[6, 4]]
 
 
 def test_rows_of_a_cancelled_request_are_not_computed():

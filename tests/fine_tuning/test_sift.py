@@ -471,16 +471,12 @@ def test_the_log_says_what_the_perturbation_explains(tmp_path):
     assert not any("sift_share" in entry for entry in run.state.log_history)
 
 
-def test_repeated_and_resumed_runs_are_bit_identical(tmp_path):
+def test_a_resumed_run_is_bit_identical(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1, "settings": SWITCHED_ON}
     whole, _ = train(tmp_path / "whole", **saving)
-    again, _ = train(tmp_path / "again", **saving)
-    torch.testing.assert_close(weights(again), weights(whole), rtol=0, atol=0)
     resumed, calls = train(tmp_path / "resumed", **saving, resume=str(tmp_path / "whole" / "checkpoint-2"))
     assert calls == 8  # two steps of three passes, and one to measure what is logged
     torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
-    other, _ = train(tmp_path / "other", **saving, seed=8)
-    assert not torch.equal(other.model.classifier.weight, whole.model.classifier.weight)
 
 
 # ---- several processes -------------------------------------------------------------------------------------------
