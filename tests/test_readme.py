@@ -228,13 +228,8 @@ def test_commands_have_the_flags_of_their_scripts(page):
             kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
             kinds += (PretrainingArguments,)
         else:
-            (task_arguments,) = (
-                kind for kind in main.values() if inspect.isclass(kind) and is_strict_child(kind, DataArguments)
-            )
+            classes = (kind for kind in main.values() if inspect.isclass(kind) and kind is not DataArguments)
+            (task_arguments,) = (kind for kind in classes if issubclass(kind, DataArguments))
             kinds = (ModelArguments, task_arguments, SiftArguments, FineTuningArguments)
         parser, words = ScriptParser(kinds), shlex.split(flags, comments=True)
         parser.parse_args_into_dataclasses(words) if page == ROOT / "README.md" else parser.parse_args(words)
-
-
-def is_strict_child(kind: type, parent: type) -> bool:
-    return issubclass(kind, parent) and kind is not parent

@@ -60,16 +60,8 @@ def rows_like(name: str) -> Callable[[random.Random], list[dict]]:
     return lambda rng: [copy.deepcopy(ROWS[name]) for _ in range(NUMBER_OF_ROWS)]
 
 
-def official_rows(name: str) -> Callable[[random.Random], list[dict]]:
-    return lambda rng: superglue_rows(name, NUMBER_OF_ROWS)
-
-
 def demo_rows(make_rows: Callable[[int, int], Any]) -> Callable[[random.Random], Any]:
     return lambda rng: make_rows(NUMBER_OF_ROWS, rng.randrange(99))
-
-
-def squad_articles(rng: random.Random) -> list[dict]:
-    return official_squad(house_rows(NUMBER_OF_ROWS, rng.randrange(99)))["data"]
 
 
 # 2. What the scripts do before they train
@@ -128,7 +120,7 @@ USE_SQUAD = use(Squad, 2048, doc_stride=16, max_query_length=512)
 USE_CHOICES, USE_ENTITIES, USE_TABLE = use(MultipleChoice, 8192), use(NamedEntities, 64), use(Classification, 512)
 TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
     "squad": (demo_rows(house_rows), NESTED, USE_SQUAD),
-    "squad articles": (squad_articles, ("data",), USE_SQUAD),
+    "squad articles": (lambda rng: official_squad(demo_rows(house_rows)(rng))["data"], ("data",), USE_SQUAD),
     "race": (demo_rows(location_rows), NESTED, USE_CHOICES),
     "race articles": (rows_like("race articles"), NESTED, USE_CHOICES),
     "swag": (rows_like("swag"), TABLES, USE_CHOICES),
@@ -139,7 +131,7 @@ TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
     "corpus": (lambda rng: f"{TEXT}\n{OTHER}\n" * 5, ("txt",), use_corpus),
     **{
         name: (
-            official_rows(name),
+            lambda rng, name=name: superglue_rows(name, NUMBER_OF_ROWS),
             NESTED if name in ("multirc", "wsc", "record") else TABLES,
             use(SuperGlue, 8192, task_name=name),
         )

@@ -7,16 +7,12 @@ import pytest
 from hf_deberta.metrics.named_entities import named_entities
 
 
-def random_tags(rng, sentences, kinds):
-    return [[rng.choice(kinds) for _ in range(rng.randrange(9))] for _ in range(sentences)]
-
-
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kinds", [("O", "B-P", "I-P", "B-L-x", "I-L-x"), ("O", "B", "I"), ("O", "O", "I-P", "I-L")])
 def test_metrics_equal_those_of_seqeval(seed, kinds):
     seqeval = pytest.importorskip("seqeval.metrics")
     rng = random.Random(seed)
-    gold = random_tags(rng, 12, kinds)
+    gold = [rng.choices(kinds, k=rng.randrange(9)) for _ in range(12)]
     predicted = [[tag if rng.random() < 0.6 else rng.choice(kinds) for tag in tags] for tags in gold]
     report = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
     names = {"precision": "precision", "recall": "recall", "f1": "f1-score", "number": "support"}

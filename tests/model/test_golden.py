@@ -40,10 +40,6 @@ MLM_CASES = [
 ]
 
 
-def input_sets(tensors):
-    return sorted({key.split("/")[1] for key in tensors if key.startswith("in/") and key.count("/") == 2})
-
-
 def model_inputs(batch):
     """Return the inputs of a case that the encoder takes."""
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
@@ -67,7 +63,7 @@ def compare_encoder(output, expected, real):
 def test_encoder_and_masked_language_model(case, tmp_path):
     tensors = golden_cases.tensors(case)
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
-    for name in input_sets(tensors):
+    for name in sorted({key.split("/")[1] for key in tensors if key.startswith("in/") and key.count("/") == 2}):
         batch, expected = part(tensors, f"in/{name}/"), part(tensors, f"out/{name}/")
         inputs, real = model_inputs(batch), batch["attention_mask"].bool()
         with torch.no_grad():
@@ -207,11 +203,10 @@ def test_other_heads(case, tmp_path):
     torch.testing.assert_close(output.loss, expected["loss"], **STATES)
 
 
-def log_bucket_tables():
-    return json.loads((golden_cases.FOLDER / "case11_log_buckets.json").read_text())["tables"]
+LOG_BUCKETS = json.loads((golden_cases.FOLDER / "case11_log_buckets.json").read_text())["tables"]
 
 
-@pytest.mark.parametrize("table", log_bucket_tables(), ids=lambda t: f"{t['bucket_size']}-{t['max_position']}")
+@pytest.mark.parametrize("table", LOG_BUCKETS, ids=lambda t: f"{t['bucket_size']}-{t['max_position']}")
 def test_log_buckets_are_exact(table):
     first = table["first_relative_position"] if "first_relative_position" in table else -table["max_position"]
     distance = torch.arange(len(table["values"])) + first

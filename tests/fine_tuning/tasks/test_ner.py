@@ -58,11 +58,6 @@ def encoded(sentences, tokenizer, length=64, context="none", **options):
     )
 
 
-def tags_of_labels(predictions, features, sentences) -> list[list[str]]:
-    """Return the tags of a model whose best label of each token is known: label indices [windows, tokens]."""
-    return ner.labels_of_words(predictions, predictions / 8, features, sentences, LABELS).labels
-
-
 # 1. Sentences
 
 
@@ -251,7 +246,8 @@ def test_every_word_is_predicted(tokenizer, context, length):
     assert max(map(len, features["input_ids"])) <= length
     batch = DataCollatorForTokenClassification(tokenizer)([*features.remove_columns("word_positions")])
     assert set(batch) == {*tokenizer.model_input_names, "labels"} - {"token_type_ids"}
-    tags = tags_of_labels(batch["labels"].numpy(), features, SENTENCES)
+    labels = batch["labels"].numpy()
+    tags = ner.labels_of_words(labels, labels / 8, features, SENTENCES, LABELS).labels
     assert tags == [sentence.tags for sentence in SENTENCES]
 
 

@@ -39,12 +39,6 @@ def flat(row=None, split="test"):
     return flatten_split(Dataset.from_list([row or official_row()]), Source(split), "record")[0]
 
 
-def record_task(rows: dict) -> Record:
-    task = Record(ModelArguments(demo=True), SuperGlueArguments(task_name="record"), None)
-    task.rows = rows
-    return task
-
-
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def tokenizer(request):
     texts = [PASSAGE, "The owner of the dog is old, did not see; the cat"] * 20
@@ -153,7 +147,8 @@ def test_rank_entities_over_windows():
 
 def test_files(tmp_path):
     """Each query has an answer, even if no mention was scored."""
-    task = record_task({"test": flat()})
+    task = Record(ModelArguments(demo=True), SuperGlueArguments(task_name="record"), None)
+    task.rows = {"test": flat()}
     ranked = [[("Bob", -0.1), ("Rome", -2.0)], []]
     task.write(tmp_path, "test", ranked)
     assert read_json_lines(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]

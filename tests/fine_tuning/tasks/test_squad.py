@@ -300,13 +300,9 @@ def test_best_spans_against_exhaustive_search(tokens, number, most, repeats):
     assert [x.score for x in spans] == pytest.approx([score for _, score in expected])
 
 
-def features_of(*windows) -> Dataset:
-    """Features with the given (row, first, starts, ends) of each window."""
-    return Dataset.from_list([dict(zip(("row", "first", "starts", "ends"), window, strict=True)) for window in windows])
-
-
 ROWS = rows_of(["one"], "one two three")
-WINDOWS = features_of((0, 2, [0, 4], [3, 7]), (0, 2, [4, 8], [7, 13]))  # "one two", "two three", after 2 other tokens
+# "one two" and "two three", after 2 other tokens
+WINDOWS = Dataset.from_dict({"row": [0, 0], "first": [2, 2], "starts": [[0, 4], [4, 8]], "ends": [[3, 7], [7, 13]]})
 
 
 def test_best_span_over_windows():
