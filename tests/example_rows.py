@@ -8,6 +8,9 @@ from hf_deberta.demos import match_rows
 CORPUS_WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
 WORDS = ("a", "the", "film", "plot", "cast", "is", "was", "quite", "and", "so")
 NAMES = ("Ann", "Lee", "Rome", *".,:'()!")
+# of 32 random pairs of MNLI's validation set, in word pieces
+MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
+MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 PASSAGE = "Ann met Bob in old Rome , it rained and the dog was wet ."
 
 

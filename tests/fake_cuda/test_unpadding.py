@@ -5,14 +5,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from example_rows import MNLI_LENGTHS
 from layer_counts import count_layer, with_mask
 from test_models import BATCH, HEADS, LENGTH, MODES, assert_never_waits, padded, run, tiny
 
 from hf_deberta.engines import unpadding
 
-# of 32 random pairs of MNLI's validation set, in word pieces
-MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
-MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 MNLI_SHAPE = (len(MNLI_LENGTHS), max(MNLI_LENGTHS))
 HEADS_AND_BACKENDS = [(head, "sdpa") for head in HEADS if head not in ("causal", "frozen layers", "generator")]
 HEADS_AND_BACKENDS += [(head, "triton") for head in ("sequence", "tokens", "masked LM")]

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 from all_trainers import STEPS, TRAINERS
+from example_rows import MNLI_LENGTHS
 from numerics import tiny_inputs, tiny_model
 from recorded_graphs import SimulatedCaptures, use_recorded_graphs
 from tiny_pairs import tiny_pair, trainer_of
@@ -367,11 +368,6 @@ def test_fp16_finds_its_scale_first(device):
 def test_graphs_without_a_gpu_are_warned_of(tmp_path, warnings_so_far):
     assert not classifier(tmp_path, cuda_graphs="true").uses_graphs
     assert "steps run without CUDA graphs: there is no GPU" in warnings_so_far()
-
-
-# of 32 random pairs of MNLI's validation set, in word pieces
-MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
-MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 
 
 def test_batches_of_mnli_have_few_shapes():
