@@ -94,8 +94,8 @@ class RunArguments(TrainingArguments):
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
         self.recipe_message = ""  # for the model card
-        if self.use_cpu or not torch.accelerator.is_available():
-            self.dataloader_pin_memory = False  # torch warns that it has no effect
+        if self.use_cpu or not torch.accelerator.is_available() or torch.backends.mps.is_available():
+            self.dataloader_pin_memory = False  # no effect; copies to mps that do not wait could be wrong
         elif self.dataloader_pin_memory and self.accelerator_config is None:
             self.accelerator_config = {"non_blocking": True}  # otherwise each copy waits until the GPU is idle
         super().__post_init__()

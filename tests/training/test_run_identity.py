@@ -50,6 +50,15 @@ def test_flags_identify_a_run_unless_their_field_says_otherwise(classes):
     assert best.keys() - identifying.keys() == set(BEST_MODEL_FLAGS)
 
 
+def test_copies_to_mps_are_waited_for(monkeypatch):
+    """PyTorch pins no memory for it, and a copy from other memory may read what has been freed meanwhile."""
+    monkeypatch.setattr("transformers.TrainingArguments.__post_init__", lambda self: None)  # would look for the device
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    assert RunArguments().accelerator_config == {"non_blocking": True}
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert RunArguments().accelerator_config is None and not RunArguments().dataloader_pin_memory
+
+
 def test_another_run_is_refused(tmp_path):
     assert not claim_folder(arguments(tmp_path), {"steps": 4})
     assert claim_folder(arguments(tmp_path), {"steps": 4})
