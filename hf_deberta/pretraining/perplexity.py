@@ -52,7 +52,7 @@ def strided_loss(model: PreTrainedModel, ids: torch.Tensor, length: int, stride:
         first = max(last_end, begin + 1)  # the first token to score, by the logits before it
         if first < end:
             logits = model(input_ids=ids[None, begin:end]).logits[0, first - begin - 1 : -1]
-            total += float(cross_entropy_per_item(logits, ids[first:end]).sum(dtype=torch.float64))
+            total += float(cross_entropy_per_item(logits, ids[first:end]).sum())
             scored += end - first
         last_end = end
         if end == len(ids):

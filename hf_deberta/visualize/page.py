@@ -71,7 +71,7 @@ def page_data(model: torch.nn.Module, tokenizer: Any, text: str, pair: str | Non
 def _encode(values: torch.Tensor) -> dict[str, Any]:
     """Values as 16-bit integers times a step; `HIDDEN` for NaN."""
     step = float(values.nan_to_num().abs().max()) / (2**15 - 1) or 1.0
-    integers = (values.double() / step).round().nan_to_num(HIDDEN).cpu().numpy().astype("<i2")
+    integers = (values / step).round().nan_to_num(HIDDEN).cpu().numpy().astype("<i2")
     return {"step": step, "base64": base64.b64encode(integers.tobytes()).decode()}
 
 

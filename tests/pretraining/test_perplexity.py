@@ -14,10 +14,6 @@ from hf_deberta.pretraining.perplexity import perplexity_of_documents, strided_l
 from hf_deberta.pretraining.token_file import TokenFile
 
 IDS = torch.randint(1, 128, (23,), generator=torch.Generator().manual_seed(0))
-MODELS = {
-    "ours": lambda: tiny_model(HfDebertaForCausalLM, conv_kernel_size=0),
-    "ours, absolute input": lambda: tiny_model(HfDebertaForCausalLM, conv_kernel_size=0, position_biased_input=True),
-}
 
 
 def by_hand(model, ids, length, stride):
@@ -29,21 +25,19 @@ def by_hand(model, ids, length, stride):
                 scored.add(token)
                 logits = model(input_ids=ids[None, begin:token]).logits[0, -1]
                 losses.append(-float(logits.log_softmax(-1)[ids[token]]))
-    return losses, scored
+    return losses
 
 
 @pytest.mark.parametrize("length, stride", [(8, 3), (8, 8), (8, 1), (11, 11), (23, 4), (30, 30), (2, 1)])
-@pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_it_is_that_of_single_tokens(name, length, stride):
-    model = MODELS[name]().eval()
-    losses, scored = by_hand(model, IDS, length, stride)
-    if stride < length:
-        assert scored == set(range(1, 23))
+def test_it_is_that_of_single_tokens(length, stride):
+    model = tiny_model(HfDebertaForCausalLM, conv_kernel_size=0).eval()
+    losses = by_hand(model, IDS, length, stride)
     assert strided_loss(model, IDS, length, stride) == (pytest.approx(sum(losses), rel=1e-5), len(losses))
 
 
-def test_it_leaves_the_model_as_it_was():
+def test_it_leaves_the_model_as_it_was(monkeypatch):
+    monkeypatch.setattr(torch, "float64", "unknown to Apple's GPUs")
     model = tiny_model(HfDebertaForCausalLM, conv_kernel_size=0, hidden_dropout_prob=0.1)
     found = strided_loss(model, IDS, 8, 4)
     assert model.training and found == strided_loss(model, IDS, 8, 4)
@@ -69,7 +63,7 @@ def test_documents_are_predicted_whole_and_once(stride):
     rows.length = 9  # TokenRows needs 10
     losses = []
     for document in documents:
-        losses += by_hand(model, torch.tensor([1, *document.tolist(), 2]), 9, stride)[0]
+        losses += by_hand(model, torch.tensor([1, *document.tolist(), 2]), 9, stride)
     assert len(losses) == 23 + 4 + 2
     metrics = perplexity_of_documents(model, rows, stride, words=11, text_bytes=90)
     assert metrics["token_perplexity"] == pytest.approx(math.exp(sum(losses) / 29))
