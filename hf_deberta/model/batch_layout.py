@@ -203,8 +203,6 @@ class BatchLayout:
 
     def for_queries(self, positions: torch.Tensor | None) -> "BatchLayout":
         """This layout for queries at positions [B, Q]; None for all of them."""
-        if positions is None:
-            return self
         return replace(self, attention_mask=replace(self.attention_mask, query_positions=positions))
 
     def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
@@ -290,6 +288,8 @@ def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch
     check_tensors(attention_mask=attention_mask)
     mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
     mask = mask.squeeze(1) if attention_mask.dim() == 4 and mask.shape[1] == 1 else mask
+    if mask.dim() > 1 and mask.shape[0] == 1 < batch:  # one mask for all rows
+        mask = mask.expand(batch, *mask.shape[1:])
     if tuple(mask.shape) not in ((batch, length), (batch, length, length)):
         raise ValueError(
             f"attention_mask must be [B, N] = {(batch, length)} or [B, N, N] = {(batch, length, length)}, "

@@ -164,10 +164,12 @@ def test_gradients_of_padding_are_small_from_scratch(case):
 @pytest.mark.usefixtures("unpad_tiny_models")
 def test_other_token_masks(shape, warnings_so_far):
     model, (ids, mask) = in_tree(shape, "ForSequenceClassification"), batch(lengths=(9, 4, 7)).values()
-    expected = model(ids, mask).logits
+    for form in (mask[:, None, None], mask[1:2]):
+        expected = model(ids, form).logits
+        with enabled():
+            assert (model(ids, form).logits - expected).abs().max() < 1e-5
+    assert not warnings_so_far()
     with enabled():
-        assert (model(ids, mask[:, None, None]).logits - expected).abs().max() < 1e-5
-        assert not warnings_so_far()
         model(ids.flip(1), mask.flip(1))
     assert any("padding_side = 'right'" in message for message in warnings_so_far())
 
@@ -265,9 +267,8 @@ def test_fake_tensors_are_not_kept():
 @pytest.mark.parametrize("option", ["talking_head", "narrow", "query_states"])
 @pytest.mark.usefixtures("unpad_tiny_models")
 def test_unsupported_calls_stay_in_tree(option):
-    fields = {"talking_head": True} if option == "talking_head" else {}
-    if option == "narrow":  # more buckets than distances
-        fields = {"max_relative_positions": 16, "position_buckets": 64}
+    more_buckets_than_distances = {"max_relative_positions": 16, "position_buckets": 64}
+    fields = {"talking_head": {"talking_head": True}, "narrow": more_buckets_than_distances}.get(option, {})
     model, inputs = in_tree("v1" if option == "talking_head" else "v3", "Model", **fields), batch(lengths=(12, 5))
 
     def states():

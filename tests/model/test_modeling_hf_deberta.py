@@ -193,9 +193,7 @@ def test_rows_in_use_of_many_buckets(buckets):
 MASKS = {
     "bool": lambda mask: mask.bool(),
     "float": lambda mask: mask.float(),
-    "int32": lambda mask: mask.int(),
     "[B, N, N]": lambda mask: mask[:, :, None] * mask[:, None],
-    "[B, N, N] of bool": lambda mask: (mask[:, :, None] * mask[:, None]).bool(),
     "[B, 1, N, N]": lambda mask: (mask[:, :, None] * mask[:, None])[:, None],
     "[B, 1, 1, N]": lambda mask: mask[:, None, None],
 }
