@@ -451,15 +451,15 @@ def _translate_config(config_dict: dict[str, Any], own_type: str) -> dict[str, A
             f"HfDebertaConfig reads the model types hf_deberta, deberta and deberta-v2, not {model_type!r}: "
             "this checkpoint has another architecture"
         )
+    if config_dict.get("talking_head"):
+        raise ValueError("this checkpoint mixes attention heads (talking_head): load it with Transformers' own class")
     defaults = OFFICIAL_DEFAULTS if model_type is None else IN_TREE_DEFAULTS[model_type]
-    translated = {**defaults, **config_dict}
-    translated["model_type"] = HfDebertaConfig.model_type
+    translated = {**defaults, **config_dict, "model_type": HfDebertaConfig.model_type}
     translated.pop("legacy", None)
     if "torch_dtype" not in translated:
         translated.setdefault("dtype", "float32")  # some released files are float16, in which training is unstable
     if "padding_idx" in translated:
-        padding_idx = translated.pop("padding_idx")
-        translated.setdefault("pad_token_id", padding_idx)
+        translated.setdefault("pad_token_id", translated.pop("padding_idx"))
     if model_type == "deberta":
         translated.update({key: V1_FIELDS[key] for key in ("position_buckets", "share_att_key", "norm_rel_ebd")})
         translated["conv_kernel_size"] = 0

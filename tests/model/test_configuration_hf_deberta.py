@@ -370,5 +370,6 @@ def test_another_architecture_is_an_error(tmp_path):
     for load in (HfDebertaConfig.from_pretrained, HfDebertaModel.from_pretrained):
         with pytest.raises(ValueError, match="hf_deberta, deberta and deberta-v2, not 'bert'"):
             load(tmp_path)
-    with pytest.raises(ValueError, match="hf_deberta, deberta and deberta-v2, not 'bert'"):
-        HfDebertaConfig.from_dict(bert.to_dict())
+    for fields, reason in ((bert.to_dict(), "bert"), ({"model_type": "deberta", "talking_head": True}, "talking")):
+        with pytest.raises(ValueError, match=reason):
+            HfDebertaConfig.from_dict(fields)
