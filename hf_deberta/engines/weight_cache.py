@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class CacheEntry(NamedTuple):
-    state: tuple[Any, ...]  # see weight_state
+    state: tuple[Any, ...]  # see weight_state; and the epsilon of each LayerNorm
     checksums: list[torch.Tensor]  # see checksums
     inputs: tuple[object, ...]
     result: Any
@@ -50,7 +50,7 @@ def from_weight_cache(
         _entries.pop(owner, None)
         return None
     weights: list[torch.Tensor] = [weight for module in modules for weight in module.parameters(recurse=False)]
-    entry, state = _entries.get(owner), weight_state(weights)
+    entry, state = _entries.get(owner), (*weight_state(weights), *(getattr(each, "eps", None) for each in modules))
     sums = [part for weight in weights for part in checksums(weight)]
     if (
         entry is not None

@@ -106,13 +106,13 @@ def test_copies_pickles_and_state_dicts_contain_no_cache():
     assert not [name for name in model.state_dict() if "weight_cache" in name]
 
 
-def test_inputs_are_compared_by_identity():
-    layer, calls = nn.Linear(2, 2), []
-    layer, table = layer.eval(), torch.zeros(3, 2)
+def test_other_inputs_and_another_epsilon_are_noticed():
+    layer, table, other, calls = nn.LayerNorm(2).eval(), torch.zeros(3, 2), torch.zeros(3, 2), []
     compute = lambda: calls.append(1) or len(calls)  # noqa: E731
     with torch.no_grad():
-        assert [from_weight_cache(layer, (layer,), compute, table) for _ in range(2)] == [1, 1]
-        assert from_weight_cache(layer, (layer,), compute, table.clone()) == 2
+        assert [from_weight_cache(layer, (layer,), compute, each) for each in (table, table, other)] == [1, 1, 2]
+        layer.eps = 0.1
+        assert from_weight_cache(layer, (layer,), compute, other) == 3
 
 
 def test_nothing_is_cached_in_training_or_reference_mode():
