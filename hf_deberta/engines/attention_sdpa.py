@@ -35,9 +35,9 @@ from ..model.attention_sdpa import (
     zero_fully_masked_queries,
 )
 from ..model.batch_layout import AttentionMask, document_numbers
-from ..model.input_checks import can_read_values, in_captured_graph, without_autocast
+from ..model.input_checks import can_read_values, in_captured_graph, in_transform, without_autocast
 from ..model.relative_position import RelativePositions, rows_at
-from .guards import in_functorch_transform, is_tracing_or_exporting
+from .guards import is_tracing_or_exporting
 
 logger = logging.get_logger(__name__)
 
@@ -63,7 +63,7 @@ def sdpa_attention(
     scale: float,
 ) -> tuple[torch.Tensor, None]:
     """Context [B, H, Q, d]; there are no probabilities."""
-    if in_captured_graph() or in_functorch_transform():
+    if in_captured_graph() or in_transform():
         if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
             raise RuntimeError(
                 "torch.onnx.export(dynamo=False) would tie the graph to the length of the example; use "

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from ..model.batch_layout import AttentionMask
-from ..model.input_checks import in_captured_graph
+from ..model.input_checks import in_captured_graph, in_transform
 from ..model.relative_position import RelativePositions
 from .attention_triton_operator import tiled_attention
-from .guards import in_functorch_transform
 
 IS_INSTALLED = find_spec("triton") is not None
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on the CPU: for tests
@@ -51,7 +50,7 @@ def unsupported_reason(
         return "it does not support a dropout of 1"
     if positions is not None and "p2p" in positions.terms:
         return "it does not support the term p2p"
-    if in_functorch_transform() and not in_captured_graph():
+    if in_transform() and not in_captured_graph():
         return "it supports neither torch.func nor forward-mode differentiation"
     return None
 

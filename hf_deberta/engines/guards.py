@@ -11,10 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
-
-from ..model.input_checks import in_torch_func
 
 PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
@@ -29,11 +26,6 @@ def is_tracing_or_exporting() -> bool:
     # before PyTorch 2.12 `is_exporting` is true in what torch.compile traces
     exporting = torch.compiler._is_exporting_flag if EXPORTS_SET_FLAG else torch.compiler.is_exporting()
     return exporting or torch.jit.is_tracing()
-
-
-def in_functorch_transform() -> bool:
-    """True in torch.func and forward-mode differentiation, which cannot transform our autograd functions."""
-    return in_torch_func() or forward_ad._current_level >= 0
 
 
 def has_global_hooks_or_modes() -> bool:

@@ -22,16 +22,10 @@ from torch.nn import functional
 from transformers.utils import logging
 
 from ..model.enhanced_mask_decoder import HfDebertaLMHead, sample_tokens, vocabulary_loss
-from ..model.input_checks import cast_for_products, in_captured_graph, without_autocast
+from ..model.input_checks import cast_for_products, in_captured_graph, in_transform, without_autocast
 from ..model.losses import loss_divisor
 from .attention_auto import Failure, failure_of, is_capturing, own_random_state
-from .guards import (
-    PLAIN_TENSORS,
-    in_functorch_transform,
-    is_hooked_or_patched,
-    is_unmodified_module,
-    registered_parameter,
-)
+from .guards import PLAIN_TENSORS, is_hooked_or_patched, is_unmodified_module, registered_parameter
 from .onednn import multiply, multiply_transposed, uses_onednn
 
 # 128 MiB of logits in float32, and the same again for their softmax: together less than the gradient of the weight at
@@ -83,7 +77,7 @@ def can_skip_logits(head: HfDebertaLMHead) -> bool:
     False if anything could observe or change the logits: a hook, another class, a patched `forward`, a tracer.
     """
     return (
-        not (is_hooked_or_patched(head) or in_captured_graph() or in_functorch_transform())
+        not (is_hooked_or_patched(head) or in_captured_graph() or in_transform())
         and type(head) is HfDebertaLMHead
         and type(registered_parameter(head, "bias")) in PLAIN_TENSORS
         and type(head.decoder) is nn.Linear

@@ -19,9 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..model.input_checks import in_captured_graph
+from ..model.input_checks import in_captured_graph, in_transform
 from ..model.slots import in_reference_mode
-from .guards import PLAIN_TENSORS, has_global_hooks_or_modes, in_functorch_transform, is_unmodified_module
+from .guards import PLAIN_TENSORS, has_global_hooks_or_modes, is_unmodified_module
 
 
 def linear_by_onednn(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ def is_float32_linear(layer: nn.Module, states: torch.Tensor) -> TypeGuard[nn.Li
         and states.device.type == layer.weight.device.type == "cpu"
         and states.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and not in_functorch_transform()
+        and not in_transform()
     )
 
 

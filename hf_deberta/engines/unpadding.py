@@ -13,8 +13,7 @@ import torch
 
 from ..model.batch_layout import AttentionMask, BatchLayout, document_numbers
 from ..model.configuration_hf_deberta import HfDebertaConfig
-from ..model.input_checks import can_read_values, in_captured_graph
-from .guards import in_functorch_transform
+from ..model.input_checks import can_read_values, in_captured_graph, in_transform
 
 DENSE_OPERATIONS = 24  # of the linear layers of one layer, for each token and each square of the width
 MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
@@ -82,7 +81,7 @@ def unpadded_where_faster(
     """
     if returns_states or not config.unpad_inputs or config._attn_implementation not in ("auto", "sdpa", "triton"):
         return layout
-    if in_captured_graph() or in_functorch_transform():
+    if in_captured_graph() or in_transform():
         return layout
     return unpad(layout, config.hidden_size, num_real_tokens)
 

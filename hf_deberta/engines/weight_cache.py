@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ..model.input_checks import in_captured_graph
+from ..model.input_checks import in_captured_graph, in_transform
 from ..model.slots import in_reference_mode
-from .guards import has_global_hooks_or_modes, in_functorch_transform, is_unmodified_module
+from .guards import has_global_hooks_or_modes, is_unmodified_module
 
 NUMBER_OF_SUMS = 16411  # prime; many, because adding long rows is as fast as reading them
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -70,7 +70,7 @@ def can_cache(modules: Iterable[nn.Module]) -> bool:
         torch.is_grad_enabled()
         or in_reference_mode()
         or in_captured_graph()
-        or in_functorch_transform()
+        or in_transform()
         or has_global_hooks_or_modes()
     ):
         return False

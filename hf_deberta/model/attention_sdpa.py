@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention_reference import position_terms
 from .batch_layout import AttentionMask
-from .input_checks import in_captured_graph, in_torch_func, without_autocast
+from .input_checks import in_captured_graph, in_transform, without_autocast
 from .relative_position import RelativePositions, rows_at
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
@@ -82,7 +82,7 @@ def attend_in_blocks(
     training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
     size = DEVICE_BLOCK if query.device.type != "cpu" else TRAINING_BLOCK if training else QUERY_BLOCK
     # a loop, or a comparison of lengths, would tie a graph to them; torch.func does not support checkpoints
-    in_one_block = in_captured_graph() or in_torch_func() or query.shape[2] <= size
+    in_one_block = in_captured_graph() or in_transform() or query.shape[2] <= size
     tables, saturation, all_near = None, 0, True
     if positions is not None and mask.query_positions is None:
         saturation = max(positions.window.saturation, 1)
@@ -134,10 +134,12 @@ def softmax_attention(
 ) -> torch.Tensor:
     """softmax(q k + bias) v over visible keys."""
     bias = masked(bias, visible, query)
+    # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
     needs_unfused = bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0)
-    if bias is not None and needs_unfused and not in_captured_graph():  # a graph must hold for other lengths
-        # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
+    # fused kernels lack transforms, which also hide that a bias needs a gradient; a graph must hold for other lengths
+    if not in_captured_graph() and (needs_unfused or in_transform()):
         heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
+        bias = query.new_zeros(1) if bias is None else bias
         bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
         scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
         probabilities = dropout(scores.softmax(-1), dropout_p)

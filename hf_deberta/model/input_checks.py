@@ -114,9 +114,9 @@ def has_no_values(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) or any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
-def in_torch_func() -> bool:
-    """True inside a transform of torch.func: vmap, grad, jvp, ..."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+def in_transform() -> bool:
+    """True in transforms of torch.func (vmap, grad, ...) and in forward-mode differentiation."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
@@ -133,4 +133,4 @@ def cast_for_products(states: torch.Tensor) -> torch.Tensor:
 
 def can_read_values(tensor: torch.Tensor) -> bool:
     """True if Python may read the tensor's values: it has some, and reading them does not wait for a device."""
-    return tensor.device.type == "cpu" and not (in_captured_graph() or in_torch_func() or has_no_values(tensor))
+    return tensor.device.type == "cpu" and not (in_captured_graph() or in_transform() or has_no_values(tensor))

@@ -12,8 +12,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import nn
 
-from hf_deberta.engines.guards import in_functorch_transform
-from hf_deberta.model.input_checks import in_captured_graph
+from hf_deberta.model.input_checks import in_captured_graph, in_transform
 from hf_deberta.model.slots import in_reference_mode
 
 ORIGINAL = ": use the original model for that, which optimize(model, inplace=False) keeps"
@@ -70,7 +69,7 @@ class InferenceOnly(nn.Module):
 
     def check_call(self, states: torch.Tensor, output_attentions: bool) -> None:
         """Raise an error for a call in which the layer does not give what the original layer gives."""
-        if in_captured_graph() or in_functorch_transform():
+        if in_captured_graph() or in_transform():
             refuse(f"it can neither be compiled, exported, traced nor transformed{ORIGINAL}")
         if output_attentions:
             refuse(f"it has no attention probabilities{ORIGINAL}")

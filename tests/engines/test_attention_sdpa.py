@@ -1,5 +1,6 @@
 """The sdpa backend against the reference: output and every gradient, in float64."""
 
+from functools import partial
 from io import BytesIO
 from itertools import product
 
@@ -230,17 +231,22 @@ def test_second_derivatives_equal_the_reference(sizes, kind):
 
 
 def test_function_transforms_past_one_block(monkeypatch):
+    """Of the position table alone, as in frozen layers."""
     monkeypatch.setattr(plain_sdpa, "TRAINING_BLOCK", 8)
-    rows = rows_of_distances(12)
     query, key, value = (leaf(1, HEADS, 30, WIDTH).detach() for _ in range(3))
-    tables = [leaf(HEADS, 24, WIDTH).detach() for _ in range(2)]
-    positions = RelativePositions.from_tables(*tables, rows)
+    table, other = (leaf(HEADS, 24, WIDTH).detach() for _ in range(2))
 
-    def loss(query, backend):
+    def loss(table, backend):
+        positions = RelativePositions.from_tables(table, other, rows_of_distances(12))
         return disentangled_attention(query, key, value, positions, backend=backend)[0].square().sum()
 
-    found, expected = (torch.func.grad(loss)(query, backend) for backend in ("sdpa", "eager"))
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    for transform in (
+        lambda loss: torch.func.grad(loss)(table),
+        lambda loss: torch.func.grad(lambda tables: torch.func.vmap(loss)(tables).sum())(table[None]),
+        lambda loss: torch.func.jvp(loss, (table,), (other,)),
+    ):
+        found, expected = (transform(partial(loss, backend=backend)) for backend in ("sdpa", "eager"))
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

@@ -21,12 +21,11 @@ from hf_deberta.engines import onednn, weight_cache
 from hf_deberta.engines.guards import (
     EXPORTS_SET_FLAG,
     has_global_hooks_or_modes,
-    in_functorch_transform,
     is_tracing_or_exporting,
     is_unmodified_module,
 )
 from hf_deberta.model import attention, slots
-from hf_deberta.model.input_checks import can_read_values, in_captured_graph
+from hf_deberta.model.input_checks import can_read_values, in_captured_graph, in_transform
 from hf_deberta.model.slots import in_reference_mode, reference_mode
 
 INPUTS = tiny_inputs((9, 5, 7))
@@ -113,12 +112,12 @@ SITUATIONS = {
     "make_fx": (lambda function, tensor: make_fx(function)(tensor), {"has_global_hooks_or_modes"}),
     "fake mode": (in_fake_mode, {"has_global_hooks_or_modes"}),
     "fake tensor": (lambda function, tensor: function(FakeTensorMode().from_tensor(tensor)), set()),
-    "vmap": (lambda function, tensor: torch.func.vmap(function)(tensor), {"in_functorch_transform"}),
+    "vmap": (lambda function, tensor: torch.func.vmap(function)(tensor), {"in_transform"}),
     "func.grad": (
         lambda function, tensor: torch.func.grad(lambda x: function(x).sum())(tensor),
-        {"in_functorch_transform"},
+        {"in_transform"},
     ),
-    "dual level": (inside(forward_ad.dual_level), {"in_functorch_transform", "can_read_values"}),
+    "dual level": (inside(forward_ad.dual_level), {"in_transform"}),
     **{
         f"global {kind} hook": (inside(partial(global_hook, kind)), {"has_global_hooks_or_modes", "can_read_values"})
         for kind in ("forward", "forward_pre", "full_backward", "full_backward_pre")
@@ -137,7 +136,7 @@ def test_guards(situation):
         results["in_captured_graph"] = in_captured_graph()
         results["is_tracing_or_exporting"] = is_tracing_or_exporting()
         if not in_captured_graph():  # which is tested first everywhere: compilers cannot follow the others
-            results["in_functorch_transform"] = in_functorch_transform()
+            results["in_transform"] = in_transform()
             results["has_global_hooks_or_modes"] = has_global_hooks_or_modes()
         return tensor * 2
 
