@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,19 @@ def test_the_gpu_hour_rehearsed_without_a_gpu(tmp_path):
     rows = list(csv.DictReader((results / "encoder.csv").open()))
     assert {row["peer"] for row in rows} == {"in-tree", "bert", "ours sdpa"}
     assert "no CUDA device" in (results / "log.txt").read_text()
+
+
+def test_end_to_end_keeps_what_was_measured_before_it_was_stopped(load, tmp_path, monkeypatch):
+    rates = iter([7.0])
+    end_to_end = load("end_to_end")
+    monkeypatch.setattr(end_to_end, "measure", lambda *_: next(rates))
+    monkeypatch.setattr(end_to_end, "report_failure", nullcontext)
+    monkeypatch.setattr(load("timing"), "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["end_to_end.py", "--preset", "tiny", "--rows", "2"])
+    with pytest.raises(StopIteration):
+        end_to_end.main()
+    rows = list(csv.DictReader((tmp_path / "end_to_end.csv").open()))
+    assert [(row["peer"], row["rows_per_second"]) for row in rows] == [("trainer in-tree", "7.0")]
 
 
 WRITE_RESULTS = """
