@@ -137,7 +137,7 @@ def softmax_attention(
     # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
     needs_unfused = bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0)
     # fused kernels lack transforms, which also hide that a bias needs a gradient; a graph must hold for other lengths
-    if not in_captured_graph() and (needs_unfused or in_transform()):
+    if (needs_unfused or in_transform()) and not in_captured_graph():
         heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
         bias = query.new_zeros(1) if bias is None else bias
         bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
