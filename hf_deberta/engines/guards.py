@@ -23,7 +23,7 @@ def is_tracing_or_exporting() -> bool:
 
     PyTorch 2.7 and 2.8 say the same of torch.compile, so its graphs have plain operations there.
     """
-    # before PyTorch 2.12 `is_exporting` is true in what torch.compile traces
+    # up to PyTorch 2.11 `is_exporting` is true in what torch.compile traces
     exporting = torch.compiler._is_exporting_flag if EXPORTS_SET_FLAG else torch.compiler.is_exporting()
     return exporting or torch.jit.is_tracing()
 
